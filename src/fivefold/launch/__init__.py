@@ -1,0 +1,1 @@
+"""Starting worker processes, and finding out whether this process is one."""

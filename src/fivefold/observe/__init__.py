@@ -1,0 +1,1 @@
+"""What a person sees of a run: console, metrics and event files, TensorBoard, Weights & Biases."""
