@@ -1,0 +1,34 @@
+"""Own model families, optimizers, decays and data sources: found by name, built in or registered by entry point.
+
+A package registers one under the group `fivefold.<kind>` in its pyproject.toml, for example
+`[project.entry-points."fivefold.families"]` with `mine = "my_package:family"`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from fivefold.errors import UserError
+
+T = TypeVar("T")
+
+
+def find(kind: str, name: str, built_in: Mapping[str, T]) -> T:
+    """The object called `name` among `built_in` and the entry points of `fivefold.<kind>`.
+
+    Raises UserError with the known names if there is none.
+    """
+    if name in built_in:
+        return built_in[name]
+    registered = {point.name: point for point in entry_points(group=f"fivefold.{kind}")}
+    if name in registered:
+        return registered[name].load()
+    known = ", ".join(sorted({*built_in, *registered}))
+    raise UserError(f"no {kind} called {name!r}: known are {known}; others register under the entry point fivefold.{kind}")
+
+
+def names(kind: str, built_in: Mapping[str, object] | tuple[str, ...]) -> list[str]:
+    """All names that `find` would take."""
+    return sorted({*built_in, *(point.name for point in entry_points(group=f"fivefold.{kind}"))})
