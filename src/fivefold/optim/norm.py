@@ -1,0 +1,18 @@
+"""The global gradient norm: local sums of squares, each shard counted once, summed over the ranks that hold shards."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fivefold._torch import foreach_norm
+
+
+def sums_of_squares(gradients: list[Tensor], replicas: int) -> Tensor:
+    """The share of this rank in each gradient's sum of squares, shape (parameters,), in fp64.
+
+    `replicas` ranks hold the same shard; each counts its part of it, so that a sum over all ranks counts it once.
+    An empty shard counts zero.
+    """
+    norms = torch.stack([norm.double() for norm in foreach_norm(gradients)])
+    return norms.square() / replicas

@@ -1,0 +1,105 @@
+"""The optimizer of a sharded model: torch's, run on the local shards, with clipping folded into its update.
+
+Parameters are DTensors; the update is element-wise, so it works on their local parts as plain tensors, which costs no
+dispatch. A gradient that is not finite changes nothing: weights, moments and their step count stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fivefold._torch import foreach_mul_
+from fivefold.config.run import Optim
+from fivefold.plugins import find
+
+Factory = Callable[[list[dict[str, Any]], Optim], torch.optim.Optimizer]
+
+
+def adamw(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019), one kernel for all parameters."""
+    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+
+
+OPTIMIZERS: Mapping[str, Factory] = {"adamw": adamw}
+
+
+class ShardedOptimizer:
+    """Updates the local shards of `parameters` (by name). Tensors with fewer than two dimensions are not decayed."""
+
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], optim: Optim) -> None:
+        self.parameters = dict(parameters)
+        self.local = {name: nn.Parameter(_local(p.detach())) for name, p in self.parameters.items()}
+        matrices = [self.local[name] for name, p in self.parameters.items() if p.ndim >= 2]
+        vectors = [self.local[name] for name, p in self.parameters.items() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        self.inner = find("optimizers", optim.name, OPTIMIZERS)([g for g in groups if g["params"]], optim)
+
+    def gradients(self) -> list[Tensor]:
+        """The local part of each parameter's gradient, in the order of `parameters`; zeros where there is none."""
+        return [
+            torch.zeros_like(self.local[name]) if p.grad is None else _local(p.grad)
+            for name, p in self.parameters.items()
+        ]
+
+    def step(self, gradients: list[Tensor], lr: float, norm: Tensor, clip: float | None) -> None:
+        """Update with gradients scaled down to a global norm of `clip`; nothing at all if `norm` is not finite."""
+        for group in self.inner.param_groups:
+            group["lr"] = lr
+        for local, gradient in zip(self.local.values(), gradients, strict=True):
+            local.grad = gradient
+        excess = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
+        if getattr(self.inner, "_step_supports_amp_scaling", False):
+            self._fused_step(excess, norm)
+        elif torch.isfinite(norm):
+            foreach_mul_(gradients, 1.0 / excess)
+            self.inner.step()
+        self.zero_grad()
+
+    def _fused_step(self, excess: Tensor, norm: Tensor) -> None:
+        """The kernel divides by `grad_scale` and leaves all as it is where `found_inf` is 1: no wait for the device."""
+        self.inner.grad_scale = excess.float()  # type: ignore[attr-defined]
+        self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+        self.inner.step()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in [*self.parameters.values(), *self.local.values()]:
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """The state as `<kind>.<parameter>`, sharded as the parameter is; empty before the first step."""
+        return {
+            f"{kind}.{name}": _like(self.parameters[name], value)
+            for name, local in self.local.items()
+            for kind, value in self.inner.state.get(local, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def materialize(self) -> dict[str, Tensor]:
+        """`state()`, allocated if it was not there yet; its values are then meaningless and must be loaded."""
+        kept = [local.detach().clone() for local in self.local.values()]
+        for local in self.local.values():
+            local.grad = torch.zeros_like(local)
+        self.inner.step()
+        for local, value in zip(self.local.values(), kept, strict=True):
+            local.detach().copy_(value)
+        self.zero_grad()
+        return self.state()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """`value` as a DTensor with the placement of `parameter`; scalars stay plain, they are the same on all ranks."""
+    if not isinstance(parameter, DTensor) or value.ndim == 0:
+        return value
+    return DTensor.from_local(
+        value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )

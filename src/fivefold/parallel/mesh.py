@@ -1,0 +1,99 @@
+"""The ranks of a run: which process this is, on which device, and the groups it talks to.
+
+A `Mesh` is made once, by `connect`, and passed to whoever needs a group: there is no global state of ours. The ranks
+of the data-parallel dimension form a device mesh with the axes (replicate, shard); dp = replicate x shard.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fivefold.config.run import Parallel
+
+RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"  # a file that the workers of one machine meet in, set by the local launcher
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One rank's view of the world."""
+
+    rank: int
+    world: int
+    device: torch.device
+    dense: DeviceMesh  # (replicate, shard)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel replicas, sharded or not."""
+        return self.dense.size()
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of the `dp` shares of a batch this rank computes."""
+        return self.dense.get_rank()
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes what is written once."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values` summed over all ranks, in place."""
+        dist.all_reduce(values, dist.ReduceOp.SUM)
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of each of `values` over all ranks, in place."""
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return values
+
+    def broadcast(self, value: object) -> object:
+        """The main rank's picklable `value`, on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+
+@contextmanager
+def connect(parallel: Parallel, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Mesh]:
+    """Join the other ranks, as the environment (RANK, WORLD_SIZE, LOCAL_RANK) says; alone without it.
+
+    Leaves the group at the end, after a barrier if all went well.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = _local_device()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
+    try:
+        replicate = world if parallel.zero == 0 else parallel.replicate
+        dense = init_device_mesh(device.type, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
+        yield Mesh(rank, world, device, dense)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _local_device() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _store(rank: int, world: int) -> dist.Store:
+    if RENDEZVOUS in os.environ:
+        return dist.FileStore(os.environ[RENDEZVOUS], world)
+    if world == 1 and "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store, _, _ = next(dist.rendezvous("env://", rank, world))
+    return store

@@ -1,0 +1,76 @@
+"""Data parallelism: ZeRO stages 0 to 3 through FSDP2, behind one function.
+
+Splits parameters, gradients and optimizer state over the `shard` axis of the mesh. Collectives: an all-gather of each
+block's weights before it is used, a reduce-scatter of its gradients after its backward. Mixed precision lives here too
+(weights are kept in the master format, gathered in the compute format, gradients reduced in the reduce format), so a
+model is wrapped even on one rank. Sources: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from fivefold.config.run import Precision
+from fivefold.parallel.mesh import Mesh
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def master_dtype(precision: Precision) -> torch.dtype:
+    """The format in which weights are kept."""
+    if precision.master != "auto":
+        return DTYPES[precision.master]
+    return torch.float64 if precision.compute == "fp64" else torch.float32
+
+
+def reduce_dtype(precision: Precision) -> torch.dtype:
+    """The format in which gradients are accumulated and reduced."""
+    return master_dtype(precision) if precision.reduce == "auto" else DTYPES[precision.reduce]
+
+
+def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Precision) -> None:
+    """Wrap `model` in place, each of its `layers` as a unit of its own, the rest in one (untied: embedding and head apart).
+
+    stage 0 replicates; 1 shards, gathers once and reduces once a step; 2 reduces each microbatch; 3 also gathers each
+    time a block is used. Gradients come out as sums over ranks, not means: the loss is already divided by the step's
+    number of labels.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=reduce_dtype(precision))
+    for unit in _units(model):
+        fully_shard(unit, mesh=mesh.dense, mp_policy=policy, reshard_after_forward=stage == 3)
+    for unit in sharded_units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+
+
+def begin_microbatch(model: nn.Module, stage: int, last: bool) -> None:
+    """Say, before a microbatch's forward, whether its backward ends the step's accumulation."""
+    assert isinstance(model, FSDPModule)
+    model.set_is_last_backward(last)
+    model.set_requires_gradient_sync(last or stage >= 2)
+    model.set_reshard_after_backward(last or stage >= 3)
+
+
+def release_gathered(model: nn.Module) -> None:
+    """Drop gathered weights that a forward without backward left behind."""
+    for unit in sharded_units(model):
+        unit.reshard()
+
+
+def sharded_units(model: nn.Module) -> Iterator[FSDPModule]:
+    """All parts of the model that are gathered and reduced as one."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _units(model: nn.Module) -> Iterator[nn.Module]:
+    yield from model.layers  # type: ignore[union-attr, misc]
+    embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
+    tied = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()} if embedding and head else True
+    if not tied:
+        yield embedding
+        yield head
+    yield model
