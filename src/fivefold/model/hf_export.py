@@ -1,0 +1,155 @@
+"""A model written as a Hugging Face directory that transformers loads: config, generation config, tokenizer, weights.
+
+Tensors are asked for one at a time and written shard by shard, so that no more than a shard is ever in memory. The
+directory is made under a temporary name, flushed to disk and renamed: it is there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fivefold.config.huggingface import TokenIds, hf_token_ids
+from fivefold.config.run import Model
+from fivefold.errors import RunError, UserError
+from fivefold.model.hf import HFAdaptor, Shape
+from fivefold.model.hf_tokenizer import write_tokenizer
+from fivefold.model.spec import vocabulary
+
+Format = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file and the tensors that go into it, in the model's order."""
+
+    file: str
+    names: tuple[str, ...]
+
+
+def export(
+    target: Path,
+    model: Model,
+    adaptor: HFAdaptor,
+    parameter: Callable[[str], Tensor],
+    ids: TokenIds,
+    tokenizer: Path | None,
+    dtype: Format = "fp32",
+    shard_bytes: int = 5_000_000_000,
+) -> None:
+    """Write `target`, a directory that must be absent or empty.
+
+    `parameter` gives the whole tensor of a name of ours, on any device, in any floating type; it is called once a name,
+    in the model's order. `tokenizer` is a tokenizer.json, or a directory that holds one; None leaves it out. A file
+    holds `shard_bytes` at most, or one tensor that is larger.
+
+    Raises UserError, before any weight is read, if the target is taken, the ids lie outside of the vocabulary or the
+    format cannot express the model; RunError if a tensor has another shape than the model's.
+    """
+    _refuse_taken(target)
+    _refuse_ids(model, ids)
+    config = adaptor.config(model, ids, str(DTYPES[dtype]).removeprefix("torch."))
+    partial = target.parent / f".{target.name}.partial"  # a killed export's remains have the same name
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        _write_json(partial / "config.json", config)
+        _write_json(partial / "generation_config.json", hf_token_ids(ids))
+        if tokenizer is not None:
+            write_tokenizer(tokenizer, partial, ids, model)
+        _write_weights(partial, model, adaptor, parameter, DTYPES[dtype], shard_bytes)
+        for file in partial.iterdir():
+            _flush(file)
+        _flush(partial)
+        partial.replace(target)
+        _flush(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def plan_shards(shapes: dict[str, Shape], bytes_each: int, shard_bytes: int) -> list[Shard]:
+    """Names in order, cut into files of at most `shard_bytes`; an element has `bytes_each` bytes."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, shape in shapes.items():
+        size = prod(shape) * bytes_each
+        if groups[-1] and filled + size > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) == 1:
+        return [Shard("model.safetensors", tuple(groups[0]))]
+    files = (f"model-{i:05d}-of-{len(groups):05d}.safetensors" for i in range(1, len(groups) + 1))
+    return [Shard(file, tuple(names)) for file, names in zip(files, groups, strict=True)]
+
+
+def _write_weights(
+    folder: Path,
+    model: Model,
+    adaptor: HFAdaptor,
+    parameter: Callable[[str], Tensor],
+    dtype: torch.dtype,
+    shard_bytes: int,
+) -> None:
+    shapes = {name: shape for entry in adaptor.entries(model) for name, shape in entry.theirs.items()}
+    shards = plan_shards(shapes, dtype.itemsize, shard_bytes)
+    tensors = _tensors(model, adaptor, parameter, dtype)
+    for shard in shards:
+        content = {name: next(tensors)[1] for name in shard.names}
+        save_file(content, folder / shard.file, metadata={"format": "pt"})
+    if len(shards) > 1:
+        total = sum(prod(shape) for shape in shapes.values()) * dtype.itemsize
+        weight_map = {name: shard.file for shard in shards for name in shard.names}
+        _write_json(
+            folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
+        )
+
+
+def _tensors(
+    model: Model, adaptor: HFAdaptor, parameter: Callable[[str], Tensor], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Their name and tensor, one of our parameters in memory at a time."""
+    for entry in adaptor.entries(model):
+        ours = parameter(entry.ours).detach().to(device="cpu", dtype=dtype)
+        for (name, shape), tensor in zip(entry.theirs.items(), entry.split(ours), strict=True):
+            if tuple(tensor.shape) != shape:
+                raise RunError(f"{entry.ours} gives {name} in shape {tuple(tensor.shape)}, the model wants {shape}")
+            yield name, tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _refuse_taken(target: Path) -> None:
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target} is a file; name a directory that is empty or not there yet")
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"{target} is not empty; name another directory, or remove it first")
+
+
+def _refuse_ids(model: Model, ids: TokenIds) -> None:
+    for role, number in [("bos", ids.bos), *(("eos", eos) for eos in ids.eos), ("pad", ids.pad)]:
+        if number is not None and not 0 <= number < vocabulary(model):
+            raise UserError(f"the {role} id {number} is outside of the model's vocabulary of {vocabulary(model)}")
+
+
+def _write_json(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
