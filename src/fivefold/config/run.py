@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Auto = Literal["auto"]
 ComputeType = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -21,6 +21,16 @@ class Section(BaseModel):
     """A part of the run file. Unknown keys are refused; a value is never changed after it was read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is wanted; Python would take them for 1 and 0."""
+        wanted = cls.model_fields[info.field_name or ""].annotation
+        listed = value if isinstance(value, list | tuple) else [value]
+        if wanted is not bool and any(isinstance(item, bool) for item in listed):
+            raise ValueError("true and false are no numbers")
+        return value
 
 
 class Cluster(Section):
@@ -63,13 +73,13 @@ class Model(Section):
     """The architecture. A preset or a Hugging Face directory fills these fields; each can be overridden by name."""
 
     preset: str | None = None
-    """Name of a preset (`fivefold presets`), or a YAML file of the fields below."""
+    """Name of a preset (`fivefold presets` lists them), or a YAML file of the fields below."""
     from_: str | None = Field(default=None, alias="from")
     """A Hugging Face directory or hub id whose config.json gives the architecture."""
     weights: Literal["load", "random"] = "random"
     """With `from`: start from its weights, or from new random ones."""
     family: str = "llama"
-    """Which implementation and file format: `llama` (also Qwen3), `bloom`, or a family registered by entry point."""
+    """Which implementation and file format: `llama` (also Qwen3), `bloom`, or one of your own (`fivefold.families`)."""
     layers: int
     """Transformer blocks."""
     hidden: int
@@ -85,7 +95,7 @@ class Model(Section):
     vocab: int | Auto = "auto"
     """Rows of the embedding; `auto` is the tokenizer's vocabulary."""
     context: int = 2048
-    """Longest sequence, in tokens, that the model is declared for; what an exported config states."""
+    """Longest sequence, in tokens, that the model is made for; data.seq_len may be less. An export states it."""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     """Normalization before attention and feed-forward, and at the end."""
     norm_eps: float = 1e-5
@@ -126,7 +136,7 @@ class Source(Section):
     """One token set to train on."""
 
     path: Path
-    """Folder written by `fivefold data build`, or the common prefix of a .bin/.idx pair."""
+    """Folder written by `fivefold data build`, or the common prefix of a .bin/.idx pair; from the current directory."""
     weight: float = 1.0
     """Share of the tokens, relative to the other sources' weights."""
 
@@ -230,7 +240,7 @@ class Optim(Section):
     """The optimizer and its learning rate."""
 
     name: str = "adamw"
-    """`adamw`, or an optimizer registered by entry point."""
+    """`adamw`, or one of your own (entry point `fivefold.optimizers`)."""
     lr: float = 3e-4
     """Highest learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -240,13 +250,13 @@ class Optim(Section):
     weight_decay: float = 0.1
     """Decoupled decay of the weights with two or more dimensions; norms and biases have none."""
     clip: float | None = 1.0
-    """Largest global gradient norm; a larger gradient is scaled down to it; null for no limit."""
+    """Largest global gradient norm; a larger gradient is scaled down to it; null or .inf for no limit."""
     warmup_fraction: float = 0.1
     """Share of all steps in which the rate rises from zero."""
     decay: str = "cosine"
-    """Shape after the warm-up: cosine, linear, wsd (constant, then linear), constant, or one registered by entry point."""
+    """Shape after the warm-up: cosine, linear, wsd (constant, then linear), constant, or one of your own."""
     decay_steps: int | None = None
-    """Steps of the decay, up to the last one; null is all after the warm-up (wsd: a fifth of all steps)."""
+    """Steps of the decay, up to the last step; null is all after the warm-up (wsd: a fifth of all steps)."""
     final_lr_fraction: float = 0.1
     """Rate at the end, as a share of lr."""
 
@@ -255,7 +265,7 @@ class Checkpoint(Section):
     """When the state is written to disk."""
 
     every: int | str | None = 100
-    """Optimizer steps between checkpoints, or a time such as "30min"; one is always written at the end; null for only that."""
+    """Optimizer steps between checkpoints, or a time such as 90s, 30min, 2h; null for only the one at the end."""
     keep: int = 3
     """How many of the newest stay on disk."""
 
@@ -275,9 +285,9 @@ class Run(Section):
     """A run: everything that decides what is computed, and where it is written."""
 
     name: str
-    """Name of the run; outputs lie under {out}/{name}."""
+    """Name of the run, its folder under `out`: letters, digits, `.`, `_`, `-`."""
     out: Path = Path("runs")
-    """Folder of all runs; shared storage when there are several nodes."""
+    """Folder of all runs, from the current directory; shared storage when there are several nodes."""
     seed: int = 0
     """Decides the initial weights and the order of the data."""
     steps: int | None = None

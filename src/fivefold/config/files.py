@@ -1,0 +1,220 @@
+"""Reading a run file with its overrides into a `Run`, and writing a `Run` back.
+
+Flags lie over the file, and the file's `model` lies over the fields of its preset (or config.json). Whatever is wrong
+is collected and said at once: first all keys and types, and when those are right all rules of `rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fivefold.config import overrides as flags
+from fivefold.config.keys import allowed, fields, item_type, members, section_in, type_at, unknown_key
+from fivefold.config.models import huggingface_fields, preset_fields
+from fivefold.config.rules import check
+from fivefold.config.run import Model, Run, Section
+from fivefold.config.yaml12 import Document, KeyPath, Place, read_file, write_text
+from fivefold.errors import UserError
+
+PROVENANCE = ("preset", "from", "weights")
+"""The fields of `model` that say where the others come from."""
+
+
+class ConfigError(UserError):
+    """The run file, or a flag over it, is wrong. `problems` has one sentence for each fault; the message has all."""
+
+    def __init__(self, problems: Sequence[str], source: str | None = None) -> None:
+        self.problems = tuple(problems)
+        head = f"{source}: " if source else ""
+        if len(self.problems) == 1:
+            super().__init__(head + self.problems[0])
+        else:
+            lines = "".join(f"\n  - {problem}" for problem in self.problems)
+            super().__init__(f"{head}{len(self.problems)} things are wrong{lines}")
+
+
+def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
+    """The run that the file at `path` describes, with `overrides` (`["--optim.lr", "1e-3"]`) over it.
+
+    Relative paths in it are relative to the current directory. Raises ConfigError with everything that is wrong.
+    """
+    run = _run_of(_read(path), overrides, str(path))
+    broken = check(run)
+    if broken:
+        raise ConfigError(broken, str(path))
+    return run
+
+
+def _read(path: Path) -> Document:
+    try:
+        return read_file(path)
+    except UserError as error:
+        start = not path.exists() or (path.is_file() and not path.stat().st_size)
+        hint = "; `fivefold init > run.yaml` writes a run file to start from" if start else ""
+        raise ConfigError([f"{error}{hint}"]) from None
+
+
+def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
+    """The run, not yet checked against the rules. Raises ConfigError with all complaints about keys and types."""
+    given, problems = flags.parse(arguments)
+    values, places = document.value, document.places
+    for override in given:
+        places = places | override.places
+    asked = deepcopy(values)
+    problems += flags.apply(given, asked)
+    model = asked.get("model")
+    base, base_problem = _base_of(model) if isinstance(model, dict) else (Document({}), None)
+    if base_problem:
+        problems.append(base_problem)
+    if base.value and isinstance(values.setdefault("model", {}) or {}, dict):
+        values["model"] = base.value | (values["model"] or {})
+        places = {("model", *inner): place for inner, place in base.places.items()} | places
+    flags.apply(given, values)
+    problems += _tidy(Run, values, (), places)
+    try:
+        run = Run.model_validate(values)
+    except ValidationError as error:
+        problems += _explain(error, values, places, missing_in_model=base_problem is None)
+    if problems:
+        raise ConfigError(problems, source)
+    return run
+
+
+def _base_of(model: dict[str, Any]) -> tuple[Document, str | None]:
+    """The fields that lie under the user's own in `model`, and a complaint if they cannot be had.
+
+    A model of which every field is given needs no base: so a run that was written out no longer needs its preset.
+    """
+    preset, source = model.get("preset"), model.get("from")
+    if preset is not None and source is not None:
+        return Document(
+            {}
+        ), f"model.preset = {preset} and model.from = {source} exclude each other; remove one (or set it to null)"
+    if set(fields(Model)) - set(PROVENANCE) <= set(model):
+        return Document({}), None
+    try:
+        if isinstance(preset, str):
+            return preset_fields(preset), None
+        if isinstance(source, str):
+            return huggingface_fields(source), None
+    except UserError as error:
+        return Document({}), str(error)
+    return Document({}), None
+
+
+def _tidy(section: type[Section], values: dict[Any, Any], path: KeyPath, places: dict[KeyPath, Place]) -> list[str]:
+    """Prepare `values` for the classes, in place; returns the complaints about unknown keys, which are taken out.
+
+    An empty section (`cluster:`) is left out, and a word that YAML reads as a number is text where text is wanted.
+    """
+    problems = []
+    known = fields(section)
+    for key in list(values):
+        here = (*path, key)
+        if key not in known:
+            problems.append(_at(here, places, unknown_key(here)))
+            del values[key]
+            continue
+        annotation, value = known[key].annotation, values[key]
+        inner, item = section_in(annotation), item_type(annotation)
+        if value is None and type(None) not in members(annotation) and (inner or item):
+            del values[key]
+        elif inner and isinstance(value, dict):
+            problems += _tidy(inner, value, here, places)
+        elif item and section_in(item) and isinstance(value, list):
+            for index, element in enumerate(value):
+                if isinstance(element, dict):
+                    problems += _tidy(section_in(item), element, (*here, index), places)  # type: ignore[arg-type]
+        elif isinstance(value, int | float) and _is_text(annotation) and here in places:
+            values[key] = places[here].text
+    return problems
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether a value of this type is always text, so that `name: 7` means the text 7."""
+    return bool({str, Path} & set(members(annotation))) and not {bool, int, float} & set(members(annotation))
+
+
+def _at(path: KeyPath, places: dict[KeyPath, Place], sentence: str) -> str:
+    place = places.get(path)
+    return f"{sentence} ({place.where})" if place else sentence
+
+
+def _explain(
+    error: ValidationError, values: dict[str, Any], places: dict[KeyPath, Place], *, missing_in_model: bool
+) -> list[str]:
+    """pydantic's complaints as sentences: one for each value, and one for all missing keys of a section."""
+    wrong: dict[KeyPath, str] = {}
+    missing: dict[KeyPath, list[str]] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        path, value = _inside(detail["loc"], values)
+        if detail["type"] == "missing":
+            missing.setdefault(path, []).append(str(detail["loc"][-1]))
+        else:
+            sentence = (
+                f"{'.'.join(map(str, path))} = {_shown(value)} is not possible; it must be {allowed(type_at(path))}"
+            )
+            wrong[path] = _at(path, places, sentence)
+    if not missing_in_model:
+        missing.pop(("model",), None)
+    return [*wrong.values(), *(_missing(path, keys) for path, keys in missing.items())]
+
+
+def _inside(location: tuple[str | int, ...], values: Any) -> tuple[KeyPath, Any]:
+    """The part of pydantic's location that is a path in the file, and the value that stands there."""
+    path: list[str | int] = []
+    for key in location:
+        if not ((isinstance(values, dict) and key in values) or (isinstance(values, list) and isinstance(key, int))):
+            break
+        values = values[key]
+        path.append(key)
+    return tuple(path), values
+
+
+def _shown(value: Any) -> str:
+    text = write_text(value).removesuffix("...\n").strip() if not isinstance(value, dict | list) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _missing(path: KeyPath, keys: list[str]) -> str:
+    name = ".".join(map(str, path)) or "the run file"
+    what = f"{name} lacks {', '.join(keys)}"
+    if path == ("model",):
+        return f"{what}; name a preset (`fivefold presets` lists them), or `from`, or give them"
+    wanted = [f"{key}: {allowed(type_at((*path, key)))}" for key in keys]
+    return f"{what} ({'; '.join(wanted)})"
+
+
+def dump_run(run: Run) -> str:
+    """The run as YAML with every key written out; `load_run` reads an equal Run from it, without preset or hub."""
+    return write_text(_plain(run.model_dump(by_alias=True)))
+
+
+def _plain(value: Any) -> Any:
+    """`value` of the types that YAML has: a path is text, a tuple is a list."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def difference(a: Run, b: Run) -> list[tuple[str, Any, Any]]:
+    """What differs between two runs: (dotted key, value in `a`, value in `b`), in the order of the run file."""
+    return _differences("", _plain(a.model_dump(by_alias=True)), _plain(b.model_dump(by_alias=True)))
+
+
+def _differences(name: str, a: Any, b: Any) -> list[tuple[str, Any, Any]]:
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and all(isinstance(x, dict) for x in a + b):
+        a, b = dict(enumerate(a)), dict(enumerate(b))
+    if not (isinstance(a, dict) and isinstance(b, dict)):
+        return [] if a == b else [(name, a, b)]
+    found = []
+    for key in [*a, *(key for key in b if key not in a)]:
+        found += _differences(f"{name}.{key}" if name else str(key), a.get(key), b.get(key))
+    return found

@@ -1,0 +1,106 @@
+"""Rules on the architecture: heads and their sizes, positions, and the length of a sequence."""
+
+from __future__ import annotations
+
+from fivefold.config.rule import Rule, choices, divisors_of, multiples_around
+from fivefold.config.run import Run
+
+
+def _say_heads(run: Run) -> str:
+    model = run.model
+    return (
+        f"model.hidden = {model.hidden} is no multiple of model.heads = {model.heads}, so a head has no whole size; "
+        f"use model.heads {choices(divisors_of(model.hidden))}, or model.hidden "
+        f"{choices(multiples_around(model.hidden, model.heads))}, or give model.head_dim"
+    )
+
+
+def _odd_head(run: Run) -> bool:
+    known = run.model.head_dim != "auto" or run.model.hidden % run.model.heads == 0
+    return known and run.model.head_size % 2 == 1
+
+
+def _scaling_fault(run: Run) -> str | None:
+    """What is wrong between the settings of `model.rope_scaling`, if anything is."""
+    scaling = run.model.rope_scaling
+    if scaling is None:
+        return None
+    if scaling.type != "linear" and scaling.original_context is None:
+        return f"type {scaling.type} needs original_context, the tokens of context before the stretch"
+    if scaling.type == "llama3" and not scaling.low_freq_factor < scaling.high_freq_factor:
+        return (
+            f"low_freq_factor = {scaling.low_freq_factor} must be below high_freq_factor = {scaling.high_freq_factor}"
+        )
+    if scaling.type == "yarn" and not scaling.beta_slow < scaling.beta_fast:
+        return f"beta_slow = {scaling.beta_slow} must be below beta_fast = {scaling.beta_fast}"
+    return None
+
+
+def _say_length(run: Run) -> str:
+    model, seq_len = run.model, run.data.seq_len
+    beyond = (
+        "ALiBi works beyond the length that a model was trained for"
+        if model.position == "alibi"
+        else f"a model that was trained on {model.context} tokens then also wants model.rope_scaling"
+    )
+    return (
+        f"data.seq_len = {seq_len} is longer than model.context = {model.context}; use data.seq_len {model.context} "
+        f"or less, or model.context {seq_len} ({beyond})"
+    )
+
+
+MODEL: tuple[Rule, ...] = (
+    Rule(
+        "weights are loaded from somewhere",
+        about=("model.weights", "model.from"),
+        broken=lambda run: run.model.weights == "load" and run.model.from_ is None,
+        says=lambda run: "model.weights = load needs model.from, the Hugging Face directory or hub id to load from",
+    ),
+    Rule(
+        "heads divide the hidden size",
+        about=("model.hidden", "model.heads", "model.head_dim"),
+        broken=lambda run: run.model.head_dim == "auto" and run.model.hidden % run.model.heads,
+        says=_say_heads,
+    ),
+    Rule(
+        "key/value heads divide the heads",
+        about=("model.heads", "model.kv_heads"),
+        broken=lambda run: run.model.heads % run.model.key_value_heads,
+        says=lambda run: (
+            f"model.kv_heads = {run.model.kv_heads} does not divide model.heads = {run.model.heads}; "
+            f"use model.kv_heads {choices(divisors_of(run.model.heads))}"
+        ),
+    ),
+    Rule(
+        "rotary heads have an even size",
+        about=("model.hidden", "model.heads", "model.head_dim", "model.position"),
+        broken=lambda run: run.model.position == "rope" and _odd_head(run),
+        says=lambda run: (
+            f"a head is {run.model.head_size} wide (hidden {run.model.hidden}, heads {run.model.heads}), and rotary "
+            f"positions turn pairs; use model.head_dim {choices(multiples_around(run.model.head_size, 2))}, "
+            "or other model.heads"
+        ),
+    ),
+    Rule(
+        "rope scaling belongs to rotary positions",
+        about=("model.position", "model.rope_scaling"),
+        broken=lambda run: run.model.rope_scaling is not None and run.model.position != "rope",
+        says=lambda run: (
+            f"model.rope_scaling stretches rotary positions, but model.position = {run.model.position}; "
+            "set model.rope_scaling to null"
+        ),
+    ),
+    Rule(
+        "rope scaling is whole",
+        about=("model.rope_scaling",),
+        broken=_scaling_fault,
+        says=lambda run: f"model.rope_scaling: {_scaling_fault(run)}",
+    ),
+    Rule(
+        "a sequence fits the model's context",
+        about=("data.seq_len", "model.context"),
+        broken=lambda run: run.data.seq_len > run.model.context,
+        says=_say_length,
+    ),
+)
+"""What holds between the sizes of a model."""

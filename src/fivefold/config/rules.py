@@ -1,0 +1,80 @@
+"""What must hold for a run: one table of rules, checked together in milliseconds, without a GPU.
+
+A rule has a predicate and a sentence that prints the numbers and says what to change. `check` asks all of them, so that
+every broken rule is heard at once; with a number of ranks it also asks those that need the real world. The rows stand
+by subject: single values in `ranges.py`, the architecture in `model_rules.py`, ranks and batch in `layout_rules.py`,
+what this version cannot run in `not_yet.py`, and the length of the run here.
+"""
+
+from __future__ import annotations
+
+from fivefold.config.layout_rules import LAYOUT, with_world
+from fivefold.config.model_rules import MODEL
+from fivefold.config.not_yet import NOT_YET
+from fivefold.config.ranges import RANGES
+from fivefold.config.rule import Rule
+from fivefold.config.run import Run
+
+__all__ = ["RULES", "Rule", "check", "with_world"]
+
+
+def check(run: Run, world: int | None = None) -> list[str]:
+    """One sentence for each rule that `run` breaks; an empty list if it is legal.
+
+    With `world`, the number of ranks that will really run, the layout must fit it; without, `cluster.gpus` if given.
+    """
+    run = with_world(run, run.cluster.gpus if world is None else world)
+    impossible: set[str] = set()
+    sentences = []
+    for rule in RULES:
+        if impossible.isdisjoint(rule.about) and rule.broken(run):
+            sentences.append(rule.says(run))
+            if len(rule.about) == 1:
+                impossible.update(rule.about)
+    return sentences
+
+
+def _one_length(run: Run) -> bool:
+    return (run.steps is None) != (run.tokens is None)
+
+
+def _steps_after_warmup(run: Run) -> int:
+    return run.total_steps - round(run.optim.warmup_fraction * run.total_steps)
+
+
+LENGTH: tuple[Rule, ...] = (
+    Rule(
+        "a run has steps or tokens",
+        about=("steps", "tokens"),
+        broken=lambda run: not _one_length(run),
+        says=lambda run: (
+            "the run has neither steps nor tokens; give one of them"
+            if run.steps is None
+            else f"steps = {run.steps} and tokens = {run.tokens:g} are both given; give one (the other: null)"
+        ),
+    ),
+    Rule(
+        "the decay fits after the warm-up",
+        about=("optim.decay_steps", "optim.warmup_fraction", "steps", "tokens", "batch.global_size", "data.seq_len"),
+        broken=lambda run: (
+            _one_length(run) and run.optim.decay_steps is not None and run.optim.decay_steps > _steps_after_warmup(run)
+        ),
+        says=lambda run: (
+            f"optim.decay_steps = {run.optim.decay_steps} is more than the {_steps_after_warmup(run)} steps that the "
+            f"warm-up leaves (of {run.total_steps} steps, warmup_fraction {run.optim.warmup_fraction:g}); use fewer, "
+            "or null for the decay's own length"
+        ),
+    ),
+    Rule(
+        "a constant rate has no decay",
+        about=("optim.decay", "optim.decay_steps"),
+        broken=lambda run: run.optim.decay == "constant" and run.optim.decay_steps is not None,
+        says=lambda run: (
+            f"optim.decay = constant has no decay, but optim.decay_steps = {run.optim.decay_steps}; set it to null, "
+            "or use optim.decay wsd (constant, then linear)"
+        ),
+    ),
+)
+
+RULES: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *LENGTH, *NOT_YET)
+"""Every rule, single values first."""
