@@ -7,8 +7,9 @@ from torch import Tensor
 
 
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
-    """The 2-norm of each tensor, in few kernels."""
-    return list(torch._foreach_norm(tensors))
+    """The 2-norm of each tensor, in few kernels, in at least fp32."""
+    dtype = torch.promote_types(tensors[0].dtype, torch.float32)
+    return list(torch._foreach_norm(tensors, 2, dtype=dtype))
 
 
 def foreach_mul_(tensors: list[Tensor], factor: Tensor) -> None:

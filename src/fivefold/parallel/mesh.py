@@ -42,6 +42,11 @@ class Mesh:
         return self.dense.get_rank()
 
     @property
+    def replicas(self) -> int:
+        """Ranks that hold the same shard of a parameter."""
+        return self.dense["replicate"].size()
+
+    @property
     def is_main(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.rank == 0
@@ -72,7 +77,7 @@ def connect(parallel: Parallel, timeout: timedelta = timedelta(minutes=10)) -> I
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = _local_device()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout, **_rendezvous(rank, world))
     try:
         replicate = world if parallel.zero == 0 else parallel.replicate
         dense = init_device_mesh(device.type, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
@@ -90,10 +95,10 @@ def _local_device() -> torch.device:
     return device
 
 
-def _store(rank: int, world: int) -> dist.Store:
+def _rendezvous(rank: int, world: int) -> dict[str, object]:
+    """Where the ranks meet: a file of the local launcher, nowhere if alone, else MASTER_ADDR and MASTER_PORT."""
     if RENDEZVOUS in os.environ:
-        return dist.FileStore(os.environ[RENDEZVOUS], world)
+        return {"store": dist.FileStore(os.environ[RENDEZVOUS], world)}
     if world == 1 and "MASTER_ADDR" not in os.environ:
-        return dist.HashStore()
-    store, _, _ = next(dist.rendezvous("env://", rank, world))
-    return store
+        return {"store": dist.HashStore()}
+    return {"init_method": "env://"}

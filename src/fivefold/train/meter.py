@@ -1,0 +1,109 @@
+"""From a step's tensors to its line of metrics, one step late so that the host never waits for the device.
+
+While the device computes step k the host reads the result of step k - 1. Together with it the ranks agree on what one
+of them asks for (stop, save), so all of them act in the same step.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fivefold.config.run import Run
+from fivefold.hardware.catalogue import by_driver_name
+from fivefold.model.spec import train_flops_per_token
+from fivefold.observe.metrics import StepRecord
+from fivefold.parallel.mesh import Mesh
+from fivefold.train.progress import Progress
+from fivefold.train.step import StepResult
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known of a step once it was read."""
+
+    record: StepRecord
+    not_finite: list[str]  # parameters whose gradient held an infinity or NaN: the step changed nothing
+    asked: tuple[bool, ...]  # what some rank asked for in that step
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    tokens: int
+    lr: float
+    result: StepResult
+    votes: Tensor  # what was asked for, and the memory peak: the largest over all ranks
+
+
+class Meter:
+    """Reads the steps of a run in order. `names` are the parameters, in the order of `StepResult.squares`."""
+
+    def __init__(self, run: Run, mesh: Mesh, names: list[str]) -> None:
+        self.mesh = mesh
+        self.names = names
+        self.tokens_a_step = run.batch.global_size * run.data.seq_len
+        flops = train_flops_per_token(run.model, run.data.seq_len)
+        peak = peak_flops(mesh.device, run.precision.compute)
+        self.tokens_at_peak = None if peak is None else peak * mesh.world / flops  # tokens/s of an MFU of 1
+        self.pending: _Pending | None = None
+        self.since = time.perf_counter()
+
+    def push(self, progress: Progress, lr: float, result: StepResult, asks: tuple[bool, ...]) -> Reading | None:
+        """Take the newest step's result and `asks`; gives the reading of the step before, if it was not read yet."""
+        votes = torch.tensor([*map(float, asks), memory_peak(self.mesh.device)], dtype=torch.float64)
+        votes = self.mesh.max(votes.to(self.mesh.device, non_blocking=True))
+        before = self.flush()
+        self.pending = _Pending(progress.step, progress.tokens, lr, result, votes)
+        return before
+
+    def flush(self) -> Reading | None:
+        """The reading of the newest step, waiting for the device; None if it was read already."""
+        if self.pending is None:
+            return None
+        pending, self.pending = self.pending, None
+        loss, norm = float(pending.result.loss), float(pending.result.norm)
+        *asked, peak = pending.votes.tolist()
+        bad = [] if norm < float("inf") else self._not_finite(pending.result.squares)
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        rate = self.tokens_a_step / seconds
+        record = StepRecord(
+            step=pending.step,
+            tokens=pending.tokens,
+            loss=loss,
+            grad_norm=norm,
+            lr=pending.lr,
+            step_s=seconds,
+            tok_per_s=rate,
+            tok_per_s_gpu=rate / self.mesh.world,
+            mfu=None if self.tokens_at_peak is None else rate / self.tokens_at_peak,
+            mem_peak_gib=peak / 2**30,
+        )
+        return Reading(record, bad, tuple(bool(each) for each in asked))
+
+    def resume_clock(self) -> None:
+        """Start the next step's time now: what came before was validation or saving."""
+        self.since = time.perf_counter()
+
+    def _not_finite(self, squares: Tensor) -> list[str]:
+        return [self.names[i] for i in (~torch.isfinite(squares)).nonzero().flatten().tolist()]
+
+
+def peak_flops(device: torch.device, compute: str) -> float | None:
+    """FLOP/s of the device's dense products in this format; None where the catalogue does not say."""
+    if device.type != "cuda" or compute not in ("bf16", "fp16"):
+        return None
+    accelerator = by_driver_name(torch.cuda.get_device_name(device))
+    return None if accelerator is None else accelerator.bf16_tflops * 1e12
+
+
+def memory_peak(device: torch.device) -> float:
+    """Bytes at most so far: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0

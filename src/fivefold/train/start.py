@@ -1,0 +1,89 @@
+"""From a run file to work: start local workers, or be one.
+
+`start_training` is what `fivefold train` calls, `train` the same from Python. The process that starts local workers
+reads and checks the run file first, so what is wrong with it is said once and before anything is launched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fivefold.config.files import ConfigError, dump_run, load_run
+from fivefold.config.rules import check
+from fivefold.config.run import Run
+from fivefold.launch.environment import is_worker
+from fivefold.launch.local import run_workers, visible_gpus
+from fivefold.train.options import TrainOptions
+
+
+def start_training(run_file: Path, overrides: Sequence[str], options: TrainOptions) -> int:
+    """Train the run in `run_file`, as a worker or by starting workers; the exit code.
+
+    Raises UserError before anything is launched or written if the run file or an input is wrong.
+    """
+    run = load_run(run_file, overrides)
+    if is_worker(options.launcher):
+        return _work(run, options)
+    count = local_workers(run, options)
+    _check(run, count)
+    return run_workers(["train", str(run_file), *overrides, *_flags(options)], count)
+
+
+def train(run: Run, **options: Any) -> Path:
+    """Train `run` and return its folder. `options` are those of `TrainOptions`; with `nproc` above 1, in new processes.
+
+    Raises UserError if an input is wrong, RunError if the run could not go on.
+    """
+    from fivefold.errors import RunError
+
+    chosen = TrainOptions(**options)
+    if is_worker(chosen.launcher) or local_workers(run, chosen) == 1:
+        _check(run, 1 if not is_worker(chosen.launcher) else None)
+        _work(run, chosen)
+    else:
+        with tempfile.TemporaryDirectory(prefix="fivefold-") as folder:
+            file = Path(folder) / "run.yaml"
+            file.write_text(dump_run(run), encoding="utf-8")
+            code = start_training(file, [], chosen)
+        if code:
+            raise RunError(f"training {run.name} ended with exit code {code}; what happened stands above")
+    return run.folder if chosen.fork is None else run.out / chosen.fork
+
+
+def local_workers(run: Run, options: TrainOptions) -> int:
+    """How many workers to start on this machine: as asked, as the run file says, one a GPU, or one."""
+    if options.nproc is not None:
+        return options.nproc
+    return run.cluster.gpus if run.cluster.gpus != "auto" else max(1, visible_gpus())
+
+
+def _check(run: Run, world: int | None) -> None:
+    if broken := check(run, world):
+        raise ConfigError(broken)
+
+
+def _flags(options: TrainOptions) -> list[str]:
+    """The command line of a worker that is started with `options`."""
+    flags = ["--launcher", "env", "--resume", options.resume]
+    if options.stop_after is not None:
+        flags += ["--stop-after", str(options.stop_after)]
+    if options.restart:
+        flags.append("--restart")
+    if options.fork is not None:
+        flags += ["--fork", options.fork]
+    return flags
+
+
+def _work(run: Run, options: TrainOptions) -> int:
+    """Be one rank of the run; imports torch."""
+    from fivefold.parallel.mesh import connect
+    from fivefold.train.loop import train as train_loop
+
+    with connect(run.parallel) as mesh:
+        _check(run, mesh.world)
+        run = run.model_copy(update={"name": options.fork}) if options.fork else run
+        return train_loop(run, mesh, dataclasses.replace(options))
