@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from fivefold.observe.console import LiveConsole, Pace, PlainConsole, clock_time, describe, open_console, short
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 class Clock:
@@ -31,9 +31,27 @@ def record(step: int, **changes: float | None) -> dict[str, float | None]:
     return fields | rates | {"mfu": None, "mem_peak_gib": 0.52} | changes
 
 
-def test_a_terminal_gets_the_live_line_and_a_file_plain_lines() -> None:
-    assert isinstance(open_console(10, 0, Terminal()), LiveConsole)
-    assert isinstance(open_console(10, 0, io.StringIO()), PlainConsole)
+@contextmanager
+def terminal(rows: int, columns: int) -> Iterator[TextIO]:
+    """A real terminal of that size, as standard error would be."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (rows, columns))
+    with os.fdopen(theirs, "w") as stream, os.fdopen(ours, "r"):
+        yield stream
+
+
+def test_a_terminal_gets_the_live_line_and_a_file_plain_lines(tmp_path: Path) -> None:
+    with terminal(rows=30, columns=100) as stream:
+        console = open_console(10, 0, stream)
+        console.close()
+        assert isinstance(console, LiveConsole)
+    with (tmp_path / "log").open("w") as stream:
+        assert isinstance(open_console(10, 0, stream), PlainConsole)
+
+
+def test_a_terminal_without_a_window_gets_plain_lines() -> None:
+    with terminal(rows=0, columns=0) as stream:
+        assert isinstance(open_console(10, 0, stream), PlainConsole)
 
 
 def test_plain_lines_come_at_most_once_an_interval_and_the_last_step_always() -> None:
@@ -58,7 +76,7 @@ def test_messages_are_printed_at_once_between_the_lines() -> None:
 
 
 def test_the_live_line_shows_progress_and_keeps_messages_above_it() -> None:
-    stream = Terminal()
+    stream = io.StringIO()
     console = LiveConsole(300, 100, stream)
     console.step(record(120))
     console.message("step 120  validation: stdlib 4.8123")

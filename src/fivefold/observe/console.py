@@ -7,6 +7,7 @@ message and the last step.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -42,9 +43,18 @@ class NoConsole:
 def open_console(total_steps: int, start_step: int, stream: TextIO | None = None) -> Console:
     """The live line if `stream` (standard error unless given) is a terminal, plain lines otherwise."""
     stream = sys.stderr if stream is None else stream
-    if stream.isatty():
+    if _has_size(stream):
         return LiveConsole(total_steps, start_step, stream)
     return PlainConsole(total_steps, stream)
+
+
+def _has_size(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal to draw on; some (a container's, without a window) say they have no rows."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        return False
+    return size.columns > 0 and size.lines > 0
 
 
 class LiveConsole:
