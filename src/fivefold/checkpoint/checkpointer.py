@@ -94,6 +94,10 @@ class Checkpointer:
         self._damaged.update(damaged)
         return found
 
+    def latest_of(self, folder: Path) -> Found | None:
+        """As `latest`, among the checkpoints of another run, which are only read."""
+        return newest_whole(CheckpointFolder(folder), self._ranks, self._on_event)[0]
+
     def load(self, found: Found, tensors: Mapping[str, Tensor], *, allow_unused: bool = False) -> dict[str, Any]:
         """Fill the tensors in place, in whatever layout they are, and return the state; a collective call.
 

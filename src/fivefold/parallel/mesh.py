@@ -7,10 +7,11 @@ of the data-parallel dimension form a device mesh with the axes (replicate, shar
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fivefold.config.run import Parallel
 
+T = TypeVar("T")
 RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"  # a file that the workers of one machine meet in, set by the local launcher
 
 
@@ -61,10 +63,24 @@ class Mesh:
         dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
-    def broadcast(self, value: object) -> object:
-        """The main rank's picklable `value`, on every rank."""
-        box = [value]
+    def from_main(self, work: Callable[[], T]) -> T:
+        """What `work` gives on the main rank, on every rank; it must be picklable.
+
+        If it fails there, the main rank raises its exception and the others leave quietly with the same exit code, so
+        that a message is printed once.
+        """
+        box: list[Any] = [None, None]
+        failure: Exception | None = None
+        if self.is_main:
+            try:
+                box[0] = work()
+            except Exception as error:
+                failure, box[1] = error, getattr(error, "exit_code", 1)
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        if failure is not None:
+            raise failure
+        if box[1] is not None:
+            raise SystemExit(box[1])
         return box[0]
 
 

@@ -6,8 +6,8 @@ reads and checks the run file first, so what is wrong with it is said once and b
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,12 @@ from typing import Any
 from fivefold.config.files import ConfigError, dump_run, load_run
 from fivefold.config.rules import check
 from fivefold.config.run import Run
+from fivefold.errors import RunError, UserError
 from fivefold.launch.environment import is_worker
 from fivefold.launch.local import run_workers, visible_gpus
 from fivefold.train.options import TrainOptions
+
+OTHERS_WAIT_S = 1.0  # before another rank repeats an error: by then the main rank has said it and the launcher ends all
 
 
 def start_training(run_file: Path, overrides: Sequence[str], options: TrainOptions) -> int:
@@ -38,8 +41,6 @@ def train(run: Run, **options: Any) -> Path:
 
     Raises UserError if an input is wrong, RunError if the run could not go on.
     """
-    from fivefold.errors import RunError
-
     chosen = TrainOptions(**options)
     if is_worker(chosen.launcher) or local_workers(run, chosen) == 1:
         _check(run, 1 if not is_worker(chosen.launcher) else None)
@@ -84,6 +85,10 @@ def _work(run: Run, options: TrainOptions) -> int:
     from fivefold.train.loop import train as train_loop
 
     with connect(run.parallel) as mesh:
-        _check(run, mesh.world)
-        run = run.model_copy(update={"name": options.fork}) if options.fork else run
-        return train_loop(run, mesh, dataclasses.replace(options))
+        try:
+            _check(run, mesh.world)
+            return train_loop(run, mesh, options)
+        except (UserError, RunError):
+            if not mesh.is_main:
+                time.sleep(OTHERS_WAIT_S)
+            raise

@@ -1,0 +1,170 @@
+"""The folder of a run: whose it is, who writes to it, and whether this start may go on from what lies there.
+
+`open_folder` decides; it runs on the main rank only and changes nothing before every question is answered. One process
+group holds a folder at a time, by a lock that the kernel drops when its process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from fivefold.config.files import difference, dump_run, load_run
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.train.options import TrainOptions
+
+RUN_FILE = "run.yaml"
+CHECKPOINTS = "checkpoints"
+ARCHITECTURE_NAMES = ("model.preset", "model.from", "model.weights")  # where it came from, not what it is
+Difference = tuple[str, Any, Any]
+_held: dict[Path, IO[str]] = {}  # locks of this process: open as long as it lives
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes, and what it goes on from."""
+
+    path: Path
+    origin: Path
+    """The folder whose checkpoints this start may load: `path`, or that of the run it was forked from."""
+    may_resume: bool
+    changes: list[Difference] = field(default_factory=list)
+    """What the run file says differently from the start before: key, old value, new value."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether the checkpoints belong to another run."""
+        return self.origin != self.path
+
+    def write_run_file(self, run: Run) -> None:
+        """Put the resolved run file in place, whole."""
+        replace_file(self.path / RUN_FILE, dump_run(run))
+
+
+def open_folder(run: Run, options: TrainOptions) -> RunFolder:
+    """Take the folder of `run` (of its fork, if the options say so) for this process.
+
+    Raises UserError if it holds another run, is in use, or if the run file changed what a resume cannot change.
+    """
+    if options.fork is not None:
+        return _fork(run, options.fork)
+    path = run.folder
+    earlier = _earlier_run(path)
+    if earlier is not None:
+        _lock(path)
+        if options.restart:
+            _archive(path)
+            earlier = None
+        elif options.resume == "never":
+            raise UserError(f"{path} holds a run already, and --resume is never; use --restart, or another name")
+    changes = [] if earlier is None else check_changes(run, earlier)
+    path.mkdir(parents=True, exist_ok=True)
+    _lock(path)
+    return RunFolder(path, path, may_resume=earlier is not None, changes=changes)
+
+
+def check_changes(run: Run, earlier: Run) -> list[Difference]:
+    """What `run` says differently from `earlier`, if a resume may change it all. Raises UserError with what it may not."""
+    changes = [change for change in difference(earlier, run) if change[0] not in ("name", "out")]
+    refused = [change for change in changes if _is_fixed(change[0])]
+    if refused:
+        listed = "\n".join(f"  {key}: {_short(old)} -> {_short(new)}" for key, old, new in refused)
+        raise UserError(
+            f"{run.folder} holds a run with another model, data or seed:\n{listed}\n"
+            "Put these back to resume it; or give this run another name, or --restart to move the old one aside."
+        )
+    return changes
+
+
+def _is_fixed(key: str) -> bool:
+    """Whether a resume may not change this key; where the data lies may change, what it is is compared by content."""
+    if key == "seed" or (key.startswith("model.") and key not in ARCHITECTURE_NAMES):
+        return True
+    if key.startswith("data.train"):
+        return not key.endswith(".path")
+    return key in ("data.seq_len", "data.document_mask")
+
+
+def _fork(run: Run, name: str) -> RunFolder:
+    origin, path = run.folder, run.out / name
+    earlier = _earlier_run(origin)
+    if earlier is None:
+        raise UserError(f"--fork {name}: there is no run in {origin} to start from")
+    if path.exists() and any(path.iterdir()):
+        raise UserError(f"--fork {name}: {path} exists already; resume that run with --name {name}, or fork to another name")
+    model = [change for change in difference(earlier, run) if _is_fixed(change[0]) and change[0].startswith("model.")]
+    if model:
+        listed = ", ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, old, new in model)
+        raise UserError(f"--fork {name}: the weights of {origin} do not fit another model ({listed})")
+    path.mkdir(parents=True, exist_ok=True)
+    _lock(path)
+    return RunFolder(path, origin, may_resume=True, changes=difference(earlier, run))
+
+
+def _earlier_run(path: Path) -> Run | None:
+    """The run that the folder holds, None if there is none. Raises UserError if it holds something else."""
+    if not path.exists():
+        return None
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; a run needs a folder there: choose another name or out")
+    if (path / RUN_FILE).is_file():
+        return load_run(path / RUN_FILE)
+    others = sorted(each.name for each in path.iterdir() if each.name != ".lock")
+    if others:
+        raise UserError(f"{path} holds {', '.join(others[:3])} but no {RUN_FILE}: it is no run; choose another name or out")
+    return None
+
+
+def _archive(path: Path) -> None:
+    """Move an earlier run aside, under a name that says when."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    target = path.with_name(f"{path.name}.archived-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = path.with_name(f"{path.name}.archived-{stamp}-{number}")
+    path.rename(target)
+    _held.pop(path, None)
+
+
+def _lock(path: Path) -> None:
+    """Hold the folder until this process ends. Raises UserError if another process holds it."""
+    if path in _held:
+        return
+    file = (path / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise UserError(f"{path} is being trained by another process ({file.read().strip()}); wait for it, or stop it") from None
+    file.truncate(0)
+    file.write(f"pid {os.getpid()} on {os.uname().nodename}")
+    file.flush()
+    _held[path] = file
+
+
+def release(path: Path) -> None:
+    """Let others have the folder; ending the process does the same."""
+    file = _held.pop(path, None)
+    if file is not None:
+        file.close()
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file so that a reader finds the old or the new text, whole, at any moment."""
+    temporary = path.with_name(f".{path.name}.writing")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
