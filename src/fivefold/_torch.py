@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
@@ -15,3 +17,18 @@ def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
 def foreach_mul_(tensors: list[Tensor], factor: Tensor) -> None:
     """Multiply each tensor by `factor`, in place, in few kernels."""
     torch._foreach_mul_(tensors, factor)
+
+
+def cpu_multiplies(dtype: torch.dtype) -> bool:
+    """Whether this CPU has fast matrix products in `dtype`; many have no bf16 or fp16 instructions."""
+    if dtype == torch.bfloat16:
+        return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if dtype == torch.float16:
+        return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    return True
+
+
+def local_offsets(tensor: DTensor) -> tuple[int, ...]:
+    """Where this rank's shard starts in the global tensor, in each dimension, whatever the placements."""
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offsets)

@@ -1,0 +1,60 @@
+"""The modules that hold weights of a block, thin around the functions of `kernels`: linear layers and norms."""
+
+# d model width
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fivefold.config.run import Model
+from fivefold.kernels.layer_norm import add_layer_norm, layer_norm
+from fivefold.kernels.linear import linear
+from fivefold.kernels.rms_norm import add_rms_norm, rms_norm
+
+
+class Linear(nn.Linear):
+    """x (..., i) -> x W^T + b (..., o)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over the last dimension; it has a weight and never a bias."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def after_adding(self, x: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
+        """x + update, and its norm."""
+        return add_rms_norm(x, update, self.weight, self.eps)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last dimension, with or without a bias."""
+
+    def __init__(self, width: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def after_adding(self, x: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
+        """x + update, and its norm."""
+        return add_layer_norm(x, update, self.weight, self.bias, self.eps)
+
+
+def norm(model: Model) -> RMSNorm | LayerNorm:
+    """The model's kind of norm, over the residual stream (..., d)."""
+    if model.norm == "rmsnorm":
+        return RMSNorm(model.hidden, model.norm_eps)
+    return LayerNorm(model.hidden, model.norm_eps, model.bias)
