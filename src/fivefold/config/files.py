@@ -67,44 +67,50 @@ def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
         places = places | override.places
     asked = deepcopy(values)
     problems += flags.apply(given, asked)
-    model = asked.get("model")
-    base, base_problem = _base_of(model) if isinstance(model, dict) else (Document({}), None)
-    if base_problem:
-        problems.append(base_problem)
-    if base.value and isinstance(values.setdefault("model", {}) or {}, dict):
-        values["model"] = base.value | (values["model"] or {})
+    try:
+        base = _base_of(_section(asked, "model"), _section(values, "model"))
+    except UserError as error:
+        base = None
+        problems.append(str(error))
+    if base is not None and base.value:
+        values["model"] = base.value | _section(values, "model")
         places = {("model", *inner): place for inner, place in base.places.items()} | places
     flags.apply(given, values)
     problems += _tidy(Run, values, (), places)
     try:
         run = Run.model_validate(values)
     except ValidationError as error:
-        problems += _explain(error, values, places, missing_in_model=base_problem is None)
+        problems += _explain(error, values, places, missing_in_model=base is not None)
     if problems:
         raise ConfigError(problems, source)
     return run
 
 
-def _base_of(model: dict[str, Any]) -> tuple[Document, str | None]:
-    """The fields that lie under the user's own in `model`, and a complaint if they cannot be had.
+def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """The section at `key`; an empty one if it is left out, or holds something else, which is reported later."""
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
 
-    A model of which every field is given needs no base: so a run that was written out no longer needs its preset.
+
+def _base_of(asked: dict[str, Any], in_file: dict[str, Any]) -> Document:
+    """The fields that lie under the user's own in `model`. Raises UserError if they cannot be had.
+
+    `asked` is the section with the flags over it, `in_file` without. A model of which the file gives every field needs
+    no base: so a run that was written out no longer needs its preset.
     """
-    preset, source = model.get("preset"), model.get("from")
+    preset, source = asked.get("preset"), asked.get("from")
     if preset is not None and source is not None:
-        return Document(
-            {}
-        ), f"model.preset = {preset} and model.from = {source} exclude each other; remove one (or set it to null)"
-    if set(fields(Model)) - set(PROVENANCE) <= set(model):
-        return Document({}), None
-    try:
-        if isinstance(preset, str):
-            return preset_fields(preset), None
-        if isinstance(source, str):
-            return huggingface_fields(source), None
-    except UserError as error:
-        return Document({}), str(error)
-    return Document({}), None
+        raise UserError(f"model.preset = {preset} and model.from = {source} exclude each other; set one to null")
+    if set(fields(Model)) - set(PROVENANCE) <= set(in_file):
+        if (preset, source) != (in_file.get("preset"), in_file.get("from")):
+            raise UserError(
+                f"model.{'preset' if preset else 'from'} = {preset or source} would change nothing: the file "
+                "gives every field of model; take out those that the preset should give"
+            )
+        return Document({})
+    if isinstance(preset, str):
+        return preset_fields(preset)
+    return huggingface_fields(source) if isinstance(source, str) else Document({})
 
 
 def _tidy(section: type[Section], values: dict[Any, Any], path: KeyPath, places: dict[KeyPath, Place]) -> list[str]:
@@ -169,7 +175,8 @@ def _inside(location: tuple[str | int, ...], values: Any) -> tuple[KeyPath, Any]
     """The part of pydantic's location that is a path in the file, and the value that stands there."""
     path: list[str | int] = []
     for key in location:
-        if not ((isinstance(values, dict) and key in values) or (isinstance(values, list) and isinstance(key, int))):
+        known: Any = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
+        if key not in known:
             break
         values = values[key]
         path.append(key)

@@ -84,7 +84,9 @@ def _allowed_one(annotation: Any, plural: bool) -> str:
         return f"a list of {len(arguments)} {allowed(arguments[0], plural=True)}"
     if origin is list:
         return f"a list of {allowed(arguments[0], plural=True)}"
-    if origin is dict or annotation is Any:
+    if annotation is Any:
+        return "anything"
+    if origin is dict:
         return "keys and values"
     return (
         f"sections with {', '.join(fields(annotation))}"
@@ -138,4 +140,4 @@ def _meant(path: KeyPath, section_path: KeyPath, section: type[Section]) -> str 
         return ".".join(map(str, (*section_path, near[0])))
     same_name = [key for key in dotted_keys() if key.rpartition(".")[2] == str(path[-1])]
     close = get_close_matches(dotted, [*same_name, *dotted_keys()], n=1, cutoff=0.75)
-    return (close or same_name or [None])[0]
+    return next(iter([*close, *same_name]), None)

@@ -93,12 +93,13 @@ def apply(overrides: Sequence[Override], values: dict[str, Any]) -> list[str]:
 
 def _set(override: Override, values: dict[str, Any]) -> str | None:
     holder: Any = values
+    key: Any
     for depth, key in enumerate(override.path):
-        if isinstance(holder, list) and isinstance(key, int) and key >= len(holder):
+        if isinstance(key, int) != isinstance(holder, list) or not isinstance(holder, list | dict):
+            return None  # the file has a value where a section belongs, which is reported as such
+        if isinstance(key, int) and key >= len(holder):
             name = ".".join(map(str, override.path[:depth]))
             return f"`{override.flag}`: {name} has no item {key}; it has {len(holder)}, counted from 0"
-        if not isinstance(holder, list if isinstance(key, int) else dict):
-            return None  # the file has a value where a section belongs, which is reported as such
         if depth == len(override.path) - 1:
             holder[key] = deepcopy(override.value)
         elif isinstance(holder, dict) and holder.get(key) is None:

@@ -68,7 +68,7 @@ def read_text(text: str, source: str, *, lines: bool = True) -> Document:
     """
     yaml = YAML(typ="safe", pure=True)
     try:
-        node = yaml.compose(text)
+        node: Node | None = yaml.compose(text)
         reader = _Reader(yaml, source, lines)
         return Document(None if node is None else reader.build(node, ()), reader.places)
     except MarkedYAMLError as error:
@@ -86,7 +86,7 @@ def write_text(value: Any) -> str:
     """YAML 1.2 of plain values, keys in their order, short lists on one line; `read_text` gives the value back."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = None
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # a bool, annotated as None
     yaml.width = 100
     out = io.StringIO()
     yaml.dump(value, out)
@@ -116,10 +116,10 @@ class _Reader:
             return self.scalar(node)
         self.refuse_tag(node)
         self.above.append(node)
-        value: Any
+        value: Any = None
         if isinstance(node, SequenceNode):
             value = [self.build(item, (*path, index)) for index, item in enumerate(node.value)]
-        else:
+        elif isinstance(node, MappingNode):
             value = self.mapping(node, path)
         self.above.pop()
         return value

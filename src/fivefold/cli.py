@@ -1,0 +1,249 @@
+"""The command line: each command is a few lines that call a room below, which is imported when the command runs.
+
+`--json` owns standard output; whatever else is said then goes to standard error. Exit codes: 0, 1 for work that failed,
+2 for a bad run file or input, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import fivefold
+from fivefold.errors import RunError, UserError
+
+DTYPES = ("bf16", "fp16", "fp32")
+
+
+class Failure(click.ClickException):
+    """An error of ours as click prints it: the message on standard error, and the exit code of its class."""
+
+    def __init__(self, error: UserError | RunError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click's attribute of the class
+
+
+class Commands(click.Group):
+    """The commands in the order in which they are used, with one way out for errors."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (UserError, RunError) as error:
+            raise Failure(error) from error
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(130)
+
+
+class RunFileCommand(click.Command):
+    """A command that takes a run file and every key of it as a flag, in any order; --help lists the keys."""
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        super().__init__(name, context_settings={"ignore_unknown_options": True}, **kwargs)
+        self.params.insert(
+            0, click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="RUN.YAML [--KEY VALUE]...")
+        )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from fivefold.config.keys import dotted_keys, section_in, type_at
+
+        leaves = [key for key in dotted_keys() if not section_in(type_at(tuple(key.split("."))))]
+        with formatter.section("Every key of the run file is a flag, its value read as YAML"):
+            formatter.write_text(", ".join(f"--{key}" for key in leaves))
+            formatter.write_text("--gpu and --gpus are short for --cluster.gpu and --cluster.gpus.")
+
+
+def run_file(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """The one run file among the words of a command line, and the flags over it."""
+    from fivefold.config.overrides import split_arguments
+
+    files, overrides = split_arguments(words)
+    if len(files) != 1:
+        found = f"{len(files)} were given: {', '.join(files)}" if files else "none was given"
+        raise click.UsageError(f"one run file is needed, and {found}; a flag's value follows it: --optim.lr 1e-3")
+    return Path(files[0]), overrides
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    click.echo(json.dumps(value, indent=2))
+
+
+@click.group(cls=Commands)
+@click.version_option(fivefold.__version__, package_name="fivefold", prog_name="fivefold")
+def commands() -> None:
+    """Pretraining of large language models, from a laptop CPU to tens of thousands of GPUs.
+
+    Start with `fivefold init > run.yaml`.
+    """
+
+
+@commands.command()
+def init() -> None:
+    """Write a run file with comments to standard output."""
+    from fivefold.config.template import template
+
+    click.echo(template(), nl=False)
+
+
+@commands.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def presets(name: str | None, as_json: bool) -> None:
+    """List the models that ship with Fivefold, or print the YAML of one."""
+    if name is not None:
+        from fivefold.config.models import preset_fields, preset_file
+
+        if as_json:
+            print_json(preset_fields(name).value)
+        else:
+            click.echo(preset_file(name).read_text(encoding="utf-8"), nl=False)
+        return
+    from fivefold.plan.overview import PRESET_HEAD, preset_rows
+
+    rows = preset_rows()
+    if as_json:
+        print_json([row.json() for row in rows])
+    else:
+        print_table([PRESET_HEAD, *(row.cells() for row in rows)])
+        click.echo("V: the vocabulary, which is the data's own. Heads: query/key-value heads.")
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Rows of texts as columns, the first row as their head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@commands.command(cls=RunFileCommand)
+@click.option("--json", "as_json", is_flag=True, help="Print what the run comes to as JSON.")
+def check(words: tuple[str, ...], as_json: bool) -> None:
+    """Tell what is wrong with a run file, or what it comes to."""
+    from fivefold.config.files import load_run
+    from fivefold.plan.overview import overview
+
+    file, overrides = run_file(words)
+    found = overview(load_run(file, overrides))
+    if as_json:
+        print_json(found.json())
+    else:
+        click.echo("\n".join([f"{file} is legal: run {found.name}", *found.lines()]))
+
+
+@commands.group()
+def data() -> None:
+    """Prepare what a model reads."""
+
+
+@data.command()
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder to write; OUT-val gets what is held out."
+)
+@click.option("--train-tokenizer", type=int, metavar="SIZE", help="Train a byte-level BPE tokenizer of SIZE tokens.")
+@click.option("--tokenizer", metavar="FILE|DIR|HUB_ID", help="Use this tokenizer instead.")
+@click.option("--end-token", metavar="TEXT", help="The end-of-document token, where the tokenizer names none.")
+@click.option("--val-fraction", type=float, default=0.01, show_default=True, help="Share of the documents to hold out.")
+@click.option(
+    "--text-key", default="text", show_default=True, help="Key (JSONL) or column (Parquet, Arrow) of the text."
+)
+@click.option(
+    "--dedup", type=click.Choice(["none", "exact"]), default="none", show_default=True, help="Drop equal texts."
+)
+@click.option("--include", multiple=True, metavar="PATTERN", help="In folders, take only such files; may be repeated.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="In folders, leave out such files; may be repeated.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the hash that chooses what is held out.")
+@click.option("--workers", type=int, metavar="N", help="Processes; default: one a core. The result is the same.")
+@click.option("--overwrite", is_flag=True, help="Replace an output that was built from something else.")
+@click.option("--progress/--no-progress", default=True, help="Show a progress bar on a terminal.")
+def build(inputs: tuple[Path, ...], out: Path, **options: Any) -> None:
+    """Tokenize text files, JSONL, Parquet and saved datasets into token files for training."""
+    from fivefold.data.build import build as build_tokens
+    from fivefold.data.recipe import BuildOptions
+
+    click.echo(build_tokens(inputs, out, BuildOptions(**options)).summary())
+
+
+@commands.command(cls=RunFileCommand)
+@click.option("--stop-after", type=click.IntRange(1), metavar="N", help="Stop after N more steps, with a checkpoint.")
+@click.option(
+    "--nproc", type=click.IntRange(1), metavar="N", help="Local workers to start; default: one a GPU, else one."
+)
+@click.option(
+    "--resume",
+    type=click.Choice(["auto", "never", "must"]),
+    default="auto",
+    show_default=True,
+    help="Go on from the newest good checkpoint: if there is one, never (refuse if there is), or only if there is.",
+)
+@click.option("--restart", is_flag=True, help="Put the old run of this name aside and start from step 0.")
+@click.option("--fork", metavar="NAME", help="Start a new run NAME from the newest checkpoint of this one.")
+@click.option(
+    "--launcher",
+    type=click.Choice(["auto", "local", "env", "slurm"]),
+    default="auto",
+    show_default=True,
+    help="Who started the workers: this command (local), torchrun's environment (env), srun (slurm).",
+)
+def train(words: tuple[str, ...], restart: bool, fork: str | None, **options: Any) -> None:
+    """Train, or go on training: the same name and run file resume from the newest checkpoint."""
+    from fivefold.launch.start import TrainOptions, start_training
+
+    if restart and fork:
+        raise click.UsageError(
+            "--restart and --fork exclude each other: one puts the old run aside, the other goes on from it"
+        )
+    file, overrides = run_file(words)
+    start_training(file, overrides, TrainOptions(restart=restart, fork=fork, **options))
+
+
+@commands.command()
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), required=True, help="Directory to write; it must not exist yet.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Format of the weights.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint to export; default: the newest good one.")
+def export(run_folder: Path, to: Path, dtype: str, step: int | None) -> None:
+    """Write a run's model as a Hugging Face directory."""
+    from fivefold.train.use import export_run
+
+    export_run(run_folder, to, dtype=dtype, step=step)
+    click.echo(f"{to} holds the model, its config and its tokenizer", err=True)
+
+
+@commands.command()
+@click.argument("run_folder", type=click.Path(path_type=Path))
+@click.argument("prompt")
+@click.option("--max-tokens", type=click.IntRange(1), default=100, show_default=True, help="Tokens to add at most.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), default=0.8, show_default=True, help="0 takes the likeliest token."
+)
+@click.option("--top-k", type=click.IntRange(1), help="Draw among the k likeliest tokens only.")
+@click.option(
+    "--top-p", type=click.FloatRange(0, 1, min_open=True), help="Draw among the likeliest tokens of this total."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same text.")
+@click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint to use; default: the newest good one.")
+def generate(run_folder: Path, prompt: str, **options: Any) -> None:
+    """Continue a prompt with a run's model."""
+    from fivefold.train.use import generate_text
+
+    click.echo(generate_text(run_folder, prompt, **options))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command `fivefold`."""
+    commands.main(args=None if arguments is None else list(arguments), prog_name="fivefold")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

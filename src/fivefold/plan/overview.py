@@ -1,0 +1,170 @@
+"""What a run file amounts to, in a few numbers: the lines of `fivefold check` and the table of `fivefold presets`.
+
+The counts come from `model/spec.py`; here they are put beside the length of the run and what lies on disk.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fivefold.config.huggingface import TokenIds, hf_config
+from fivefold.config.models import preset_fields, preset_names, preset_source
+from fivefold.config.run import Model, Run
+from fivefold.errors import UserError
+from fivefold.model.spec import parameters, train_flops_per_token
+
+
+@dataclass(frozen=True)
+class PresetRow:
+    """One preset in numbers. With `vocab` auto the parameters are those beside the vocabulary's."""
+
+    name: str
+    parameters: int
+    """All of them; without those of embedding and head while the vocabulary is auto."""
+    parameters_a_token: int
+    """What each token of the vocabulary adds; 0 if the vocabulary is a number and its rows are counted."""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    context: int
+    source: str
+
+    def json(self) -> dict[str, Any]:
+        """The row as plain values."""
+        return asdict(self)
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as texts, below `PRESET_HEAD`."""
+        count = short(self.parameters) + (f" + {self.parameters_a_token} V" if self.parameters_a_token else "")
+        heads = f"{self.heads}/{self.kv_heads}"
+        source = self.source if len(self.source) <= 60 else self.source[:59].rstrip() + "…"
+        return self.name, count, str(self.layers), str(self.hidden), heads, str(self.context), source
+
+
+PRESET_HEAD = ("name", "parameters", "layers", "hidden", "heads/kv", "context", "source")
+
+
+def preset_rows() -> list[PresetRow]:
+    """Every preset that ships with Fivefold, smallest first."""
+    return sorted((_preset_row(name) for name in preset_names()), key=lambda row: row.parameters)
+
+
+def _preset_row(name: str) -> PresetRow:
+    model = Model.model_validate(preset_fields(name).value)
+    fixed = model if model.vocab != "auto" else model.model_copy(update={"vocab": 0})
+    return PresetRow(
+        name,
+        parameters=parameters(fixed).total,
+        parameters_a_token=0 if fixed is model else _a_token(model),
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        kv_heads=model.key_value_heads,
+        context=model.context,
+        source=preset_source(name),
+    )
+
+
+def _a_token(model: Model) -> int:
+    one, none = (parameters(model.model_copy(update={"vocab": vocab})).total for vocab in (1, 0))
+    return one - none
+
+
+def short(number: float) -> str:
+    """A number to three digits with k, M, B, T: 8.03B."""
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g}{letter}"
+    return f"{number:.3g}"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a legal run comes to. None where the vocabulary is not known yet."""
+
+    name: str
+    folder: str
+    model: str
+    vocabulary: int | None
+    parameters: int | None
+    steps: int
+    tokens: int
+    global_size: int
+    seq_len: int
+    tokens_a_step: int
+    flops: float | None
+    """Of the whole training, by the convention of model/spec.py."""
+    notes: tuple[str, ...]
+    """What is legal, and should be known."""
+
+    def json(self) -> dict[str, Any]:
+        """The overview as plain values."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The overview for a terminal."""
+        size = "vocabulary not known yet" if self.parameters is None else f"{self.parameters:,} parameters"
+        work = "" if self.flops is None else f", {self.flops:.3g} FLOPs"
+        return [
+            f"  model    {self.model}: {size}" + (f", vocabulary {self.vocabulary:,}" if self.vocabulary else ""),
+            f"  length   {self.steps:,} steps = {self.tokens:,} tokens{work}",
+            f"  batch    {self.global_size:,} sequences x {self.seq_len:,} = {self.tokens_a_step:,} tokens a step",
+            f"  output   {self.folder}",
+            *(f"  note: {note}" for note in self.notes),
+        ]
+
+
+def overview(run: Run) -> Overview:
+    """The numbers of `run`, which breaks no rule, and notes on what it still lacks."""
+    vocabulary = _vocabulary(run)
+    model = run.model.model_copy(update={"vocab": vocabulary}) if vocabulary else None
+    step = run.batch.global_size * run.data.seq_len
+    tokens = run.total_steps * step
+    return Overview(
+        name=run.name,
+        folder=str(run.folder),
+        model=run.model.preset or run.model.from_ or run.model.family,
+        vocabulary=vocabulary,
+        parameters=parameters(model).total if model else None,
+        steps=run.total_steps,
+        tokens=tokens,
+        global_size=run.batch.global_size,
+        seq_len=run.data.seq_len,
+        tokens_a_step=step,
+        flops=float(train_flops_per_token(model, run.data.seq_len)) * tokens if model else None,
+        notes=(*_missing_data(run), *_no_export(run)),
+    )
+
+
+def _vocabulary(run: Run) -> int | None:
+    """The vocabulary, from the run file or from beside the first token set; None if neither says."""
+    if isinstance(run.model.vocab, int):
+        return run.model.vocab
+    try:
+        found = json.loads((run.data.train[0].path / "dataset.json").read_text(encoding="utf-8"))["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _missing_data(run: Run) -> list[str]:
+    """A note for each token set that is not there (a name such as `mine:books` is a source of the user's own)."""
+    paths = dict.fromkeys([*(source.path for source in run.data.train), *(each.path for each in run.data.validation)])
+    return [
+        f"{path} does not exist yet; `fivefold data build` makes it"
+        for path in paths
+        if not path.exists() and not Path(f"{path}.idx").exists() and ":" not in str(path)
+    ]
+
+
+def _no_export(run: Run) -> list[str]:
+    """A note if no Hugging Face format can say this architecture."""
+    try:
+        hf_config(run.model, TokenIds(), "float32")
+    except UserError as error:
+        return [f"the trained model cannot be exported: {error}"]
+    return []
