@@ -18,7 +18,8 @@ from transformers import (
 
 from fivefold.config.huggingface import TokenIds, model_fields, read_config, read_token_ids
 from fivefold.config.run import Model
-from fivefold.model.hf import BLOOM, LLAMA, HFAdaptor
+from fivefold.model.family import family
+from fivefold.model.hf import HFAdaptor
 from fivefold.model.hf_export import export
 from fivefold.model.hf_import import Weights, open_weights
 
@@ -78,7 +79,9 @@ def read_model(directory: Path) -> Model:
 
 
 def adaptor_of(model: Model) -> HFAdaptor:
-    return {"llama": LLAMA, "bloom": BLOOM}[model.family]
+    adaptor = family(model).huggingface
+    assert adaptor is not None
+    return adaptor
 
 
 def opened(directory: Path, **change) -> Weights:

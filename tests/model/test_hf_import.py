@@ -6,11 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from fivefold.errors import UserError
-from fivefold.model.hf_import import load_into, open_weights
+from fivefold.model.hf_import import load_huggingface, load_into, open_weights
+from fivefold.model.transformer import Transformer
+from tests.checkpoint.crew import Crew
 from tests.model.hf_models import adaptor_of, bloom, llama, opened, read_model, saved
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -197,18 +198,57 @@ def test_damaged_files_are_named(tmp_path, damage, said):
     assert said in str(refused.value)
 
 
-@pytest.fixture
-def one_rank_mesh(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    torch.distributed.destroy_process_group()
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory):
+    """Gloo ranks that stay for the whole file."""
+    crew = Crew(4, tmp_path_factory.mktemp("crew"))
+    yield crew
+    crew.close()
 
 
-def test_whole_and_sharded_parameters_are_overwritten_and_keep_their_type(untied, one_rank_mesh):
-    weights = opened(untied)
-    module = nn.ModuleDict({"embedding": nn.Embedding(1003, 96), "head": nn.Linear(96, 1003, bias=False)}).bfloat16()
-    module["head"].weight = nn.Parameter(distribute_tensor(module["head"].weight.detach(), one_rank_mesh, [Shard(0)]))
-    load_into(module, weights)
+def loaded_by_a_rank(team, directory):
+    """Each parameter as its ranks hold it together, after every rank loaded its own shard into dirty memory."""
+    model = read_model(directory)
+    module = Transformer(model).bfloat16()
+    for number, owner in enumerate(m for m in module.modules() if m._parameters):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            dimension = number % parameter.ndim
+            dirty = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
+            sharded = distribute_tensor(dirty, team.meshes["dp3"], [Shard(dimension)])
+            setattr(owner, name, nn.Parameter(sharded))
+    load_into(module, opened(directory))
+    return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [lambda: llama(num_key_value_heads=4), bloom])
+def test_three_ranks_load_their_own_shards_of_any_dimension_in_the_parameters_type(tmp_path, make, crew):
+    """Rows that no number of ranks divides: 1003 of the embedding, heads in groups, gate and up in pairs."""
+    directory = saved(make(), tmp_path / "theirs")
+    whole = {name: tensor.bfloat16() for name, tensor in opened(directory)}
+    for loaded in crew.run(loaded_by_a_rank, directory, ranks=3):
+        assert loaded.keys() == whole.keys()
+        assert all(torch.equal(loaded[name], whole[name]) for name in whole)
+
+
+def test_a_part_of_the_model_takes_its_part_of_the_weights(untied):
+    part = nn.ModuleDict({"embedding": nn.Embedding(1003, 96), "head": nn.Linear(96, 1003, bias=False)})
+    load_into(part, opened(untied))
     stored = load_file(untied / "model.safetensors")
-    assert torch.equal(module["embedding"].weight, stored[EMBEDDING].bfloat16())
-    assert torch.equal(module["head"].weight.full_tensor(), stored[HEAD].bfloat16())
+    assert torch.equal(part["embedding"].weight, stored[EMBEDDING])
+    assert torch.equal(part["head"].weight, stored[HEAD])
+
+
+def test_any_range_of_our_rows_is_read_from_the_rows_that_make_it_up(untied):
+    weights = opened(untied)
+    whole = weights.parameter("layers.1.attention.qkv.weight")
+    for start, stop in [(0, 1), (0, 160), (7, 9), (39, 41), (40, 80), (155, 160)]:
+        assert torch.equal(weights.rows("layers.1.attention.qkv.weight", start, stop), whole[start:stop])
+
+
+def test_a_run_that_loads_must_say_from_where(untied):
+    model = read_model(untied)
+    with pytest.raises(UserError, match=r"model\.from names no Hugging Face directory"):
+        load_huggingface(nn.ModuleDict(), model, adaptor_of(model))
+    module = Transformer(model)
+    load_huggingface(module, model.model_copy(update={"from_": str(untied)}), adaptor_of(model))
+    assert all(torch.equal(parameter, opened(untied).parameter(name)) for name, parameter in module.named_parameters())

@@ -1,7 +1,11 @@
 """What a model weighs and computes, against published figures and figures worked out by hand."""
 
-import pytest
+from math import prod
 
+import pytest
+import torch
+
+from fivefold.config.models import preset_names
 from fivefold.config.run import Model
 from fivefold.errors import UserError
 from fivefold.model.spec import (
@@ -11,6 +15,7 @@ from fivefold.model.spec import (
     parameters,
     train_flops_per_token,
 )
+from fivefold.model.transformer import Transformer
 from tests.config.test_presets import preset
 
 TINY = Model(layers=5, hidden=48, heads=12, kv_heads=3, head_dim=8, ffn=80, vocab=1003)
@@ -24,10 +29,30 @@ def test_the_named_checks_come_out_right():
     assert f"{parameters(dense16).total / 1e9:.2f}" == "4.54"
 
 
+VARIANTS = {
+    **{name: preset(name) for name in preset_names()},
+    "biases": TINY.model_copy(update={"bias": True}),
+    "layer norm without biases": TINY.model_copy(update={"norm": "layernorm"}),
+    "layer norm with biases": TINY.model_copy(update={"norm": "layernorm", "bias": True, "embedding_norm": True}),
+    "gelu and head norms": TINY.model_copy(update={"activation": "gelu", "qk_norm": True, "tied": True}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_shapes_and_counts_are_those_of_the_real_modules(name):
+    model = VARIANTS[name] if VARIANTS[name].vocab != "auto" else VARIANTS[name].model_copy(update={"vocab": 1003})
+    with torch.device("meta"):
+        module = Transformer(model)
+    real = {key: tuple(parameter.shape) for key, parameter in module.named_parameters()}
+    assert list(real.items()) == list(parameter_shapes(model).items())
+    assert parameters(model).total == sum(parameter.numel() for parameter in module.parameters())
+    assert parameters(model).layer == sum(parameter.numel() for parameter in module.layers[0].parameters())
+
+
 def test_the_parts_sum_to_the_total():
     counts = parameters(TINY)
     assert counts.total == counts.embedding + counts.head + 5 * counts.layer + counts.norms
-    assert counts.total == sum(_product(shape) for shape in parameter_shapes(TINY).values())
+    assert counts.total == sum(prod(shape) for shape in parameter_shapes(TINY).values())
     assert counts.active == counts.total
     assert counts.layer == 48 * 18 * 8 + 96 * 48 + 3 * 48 * 80 + 2 * 48
 
@@ -63,10 +88,3 @@ def test_norms_and_biases_count_as_parameters_but_not_as_flops():
 def test_an_unknown_vocabulary_is_asked_for():
     with pytest.raises(UserError, match=r"model\.vocab is auto"):
         parameters(TINY.model_copy(update={"vocab": "auto"}))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, cat, stack
+from torch import Tensor, cat
 
 from fivefold.config.huggingface import TokenIds, hf_config
 from fivefold.config.run import Model
@@ -21,15 +21,45 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter of ours and the tensors of the file that it is made of."""
+    """One parameter of ours and the tensors of the file whose rows it interleaves.
+
+    Ours is `groups` equal groups of rows, and in each group stand the next rows of every one of theirs. One of theirs
+    alone is the tensor itself; gate and up alternate, a group a row of each; query, key and value stand together by
+    key/value head. So a range of our rows needs a range of rows of each of theirs, and a rank reads no more.
+    """
 
     ours: str
     theirs: dict[str, Shape]
-    """Names in the file and their shapes, in the order of `split` and `fuse`."""
-    split: Callable[[Tensor], Sequence[Tensor]]
-    """From our whole tensor to theirs."""
-    fuse: Callable[[Sequence[Tensor]], Tensor]
-    """From theirs to our whole tensor."""
+    """Names in the file and their shapes, in the order in which they stand in a group."""
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of our whole tensor."""
+        return sum(shape[0] for shape in self.theirs.values())
+
+    def split(self, ours: Tensor) -> Sequence[Tensor]:
+        """From our whole tensor to theirs."""
+        shapes = self.theirs.values()
+        columns = next(iter(shapes))[1:]
+        parts = ours.reshape(self.groups, -1, *columns).split([shape[0] // self.groups for shape in shapes], dim=1)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def fuse(self, parts: Sequence[Tensor]) -> Tensor:
+        """From theirs, or from those of their rows that belong to some of the groups, to ours."""
+        if len(parts) == 1:
+            return parts[0]
+        per_group = [shape[0] // self.groups for shape in self.theirs.values()]
+        grouped = [part.reshape(-1, rows, *part.shape[1:]) for part, rows in zip(parts, per_group, strict=True)]
+        return cat(grouped, dim=1).flatten(0, 1)
+
+    def fuse_rows(self, start: int, stop: int, read: Callable[[str, int, int], Tensor]) -> Tensor:
+        """Rows `start` to `stop` of ours; `read(name, first, last)` gives a range of rows of one of theirs."""
+        size = self.rows // self.groups
+        first, last = start // size, -(-stop // size)
+        per_group = {name: shape[0] // self.groups for name, shape in self.theirs.items()}
+        whole_groups = self.fuse([read(name, first * rows, last * rows) for name, rows in per_group.items()])
+        return whole_groups[start - first * size : stop - first * size]
 
 
 @dataclass(frozen=True)
@@ -50,45 +80,9 @@ class HFAdaptor:
     """The config.json of a model; the string is the weights' dtype, such as "float32"."""
 
 
-def whole(ours: str, theirs: str, shape: Shape) -> Entry:
+def same(ours: str, theirs: str, shape: Shape) -> Entry:
     """A parameter that the file holds as it is."""
-    return Entry(ours, {theirs: shape}, split=lambda tensor: (tensor,), fuse=lambda parts: parts[0])
-
-
-def separate_heads(ours: str, theirs: Sequence[str], model: Model, columns: Shape) -> Entry:
-    """Our fused query, key and value rows against three tensors; `columns` is (hidden,) for a weight, () for a bias.
-
-    g kv heads  n query heads of one  h head size: ours (g (n + 2) h, ...) with each kv head's queries, key and value
-    together, theirs (g n h, ...), (g h, ...), (g h, ...).
-    """
-    g, h = model.key_value_heads, model.head_size
-    n = model.heads // g
-    rows = (g * n * h, g * h, g * h)
-
-    def split(fused: Tensor) -> Sequence[Tensor]:
-        by_head = fused.view(g, n + 2, h, *columns)
-        parts = (by_head[:, :n], by_head[:, n], by_head[:, n + 1])
-        return [part.reshape(count, *columns) for part, count in zip(parts, rows, strict=True)]
-
-    def fuse(parts: Sequence[Tensor]) -> Tensor:
-        q, k, v = (part.view(g, -1, h, *columns) for part in parts)
-        return cat([q, k, v], dim=1).view(-1, *columns)
-
-    shapes = {name: (count, *columns) for name, count in zip(theirs, rows, strict=True)}
-    return Entry(ours, shapes, split, fuse)
-
-
-def interleaved(ours: str, theirs: Sequence[str], rows: int, columns: Shape) -> Entry:
-    """Our rows that alternate between two projections of `rows` rows each against the two."""
-
-    def split(fused: Tensor) -> Sequence[Tensor]:
-        pairs = fused.view(rows, 2, *columns)
-        return [pairs[:, 0].contiguous(), pairs[:, 1].contiguous()]
-
-    def fuse(parts: Sequence[Tensor]) -> Tensor:
-        return stack(list(parts), dim=1).view(2 * rows, *columns)
-
-    return Entry(ours, dict.fromkeys(theirs, (rows, *columns)), split, fuse)
+    return Entry(ours, {theirs: shape}, groups=shape[0])
 
 
 def _llama_entries(model: Model) -> list[Entry]:
@@ -98,15 +92,20 @@ def _llama_entries(model: Model) -> list[Entry]:
 def _llama_entry(name: str, shape: Shape, model: Model) -> Entry:
     *path, module, kind = name.split(".")
     prefix = "model." + ".".join(path[:2]) if path else "model"
+    columns = shape[1:]
     if module == "qkv":
-        theirs = [f"{prefix}.self_attn.{part}_proj.{kind}" for part in "qkv"]
-        return separate_heads(name, theirs, model, columns=shape[1:])
+        rows = {"q": model.heads, "k": model.key_value_heads, "v": model.key_value_heads}
+        theirs = {
+            f"{prefix}.self_attn.{part}_proj.{kind}": (heads * model.head_size, *columns)
+            for part, heads in rows.items()
+        }
+        return Entry(name, theirs, groups=model.key_value_heads)
     if module == "gate_up":
-        theirs = [f"{prefix}.mlp.{part}_proj.{kind}" for part in ("gate", "up")]
-        return interleaved(name, theirs, model.ffn, columns=shape[1:])
+        theirs = {f"{prefix}.mlp.{part}_proj.{kind}": (model.ffn, *columns) for part in ("gate", "up")}
+        return Entry(name, theirs, groups=model.ffn)
     if module == "head":
-        return whole(name, f"lm_head.{kind}", shape)
-    return whole(name, f"{prefix}.{_LLAMA_NAMES[module]}.{kind}", shape)
+        return same(name, f"lm_head.{kind}", shape)
+    return same(name, f"{prefix}.{_LLAMA_NAMES[module]}.{kind}", shape)
 
 
 _LLAMA_NAMES = {
@@ -129,9 +128,9 @@ def _bloom_entry(name: str, shape: Shape) -> Entry:
     """BLOOM keeps query, key and value of a head together too, so that no tensor changes."""
     *path, module, kind = name.split(".")
     if module == "head":
-        return whole(name, f"lm_head.{kind}", shape)
+        return same(name, f"lm_head.{kind}", shape)
     prefix = f"transformer.h.{path[1]}" if path else "transformer"
-    return whole(name, f"{prefix}.{_BLOOM_NAMES[module]}.{kind}", shape)
+    return same(name, f"{prefix}.{_BLOOM_NAMES[module]}.{kind}", shape)
 
 
 _BLOOM_NAMES = {

@@ -15,14 +15,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
-from fivefold.config.huggingface import read_json
+from fivefold._torch import local_offsets
+from fivefold.config.huggingface import read_json, weights_directory
 from fivefold.config.run import Model
 from fivefold.errors import UserError
 from fivefold.model.hf import Entry, HFAdaptor, Shape
 
 OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+def ignore(kind: str, fields: dict[str, Any]) -> None:
+    """For callers that report no events."""
+
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATING = ("F64", "F32", "BF16", "F16")
@@ -74,8 +80,12 @@ class WeightFiles:
         return self._opened[self._file_of[name]].get_slice(name).get_dtype()
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor, on the CPU; its pages are read from the file when they are touched."""
+        """A whole tensor, on the CPU."""
         return self._opened[self._file_of[name]].get_tensor(name)
+
+    def rows(self, name: str, first: int, last: int) -> Tensor:
+        """Rows `first` to `last` of a tensor, on the CPU; no more is read."""
+        return self._opened[self._file_of[name]].get_slice(name)[first:last]
 
 
 def _listed(directory: Path) -> dict[str, str]:
@@ -101,9 +111,12 @@ class Weights:
     """The file's own name of each of the family's names."""
 
     def parameter(self, ours: str) -> Tensor:
-        """One whole parameter, fused from the file's tensors, in the file's type."""
-        entry = self.entries[ours]
-        return entry.fuse([self.files.tensor(self.stored[name]) for name in entry.theirs])
+        """One whole parameter, in the file's type."""
+        return self.rows(ours, 0, self.entries[ours].rows)
+
+    def rows(self, ours: str, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop` of a parameter, in the file's type; little more is read."""
+        return self.entries[ours].fuse_rows(start, stop, lambda name, a, b: self.files.rows(self.stored[name], a, b))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Our name and the whole tensor of each parameter, one at a time."""
@@ -111,9 +124,7 @@ class Weights:
             yield ours, self.parameter(ours)
 
 
-def open_weights(
-    directory: Path, model: Model, adaptor: HFAdaptor, on_event: OnEvent = lambda kind, fields: None
-) -> Weights:
+def open_weights(directory: Path, model: Model, adaptor: HFAdaptor, on_event: OnEvent = ignore) -> Weights:
     """Check that `directory` holds exactly the weights of `model`; iterating the result gives (our name, whole tensor).
 
     Reported as event `weights_note`: a head that is stored beside its tied embedding, an untied head that equals the
@@ -181,16 +192,24 @@ def _reconcile_tie(files: WeightFiles, model: Model, adaptor: HFAdaptor, stored:
 
 
 def load_into(module: nn.Module, weights: Weights) -> None:
-    """Copy the weights into the parameters of `module`, whole or DTensor; each rank writes its own shard.
+    """Copy the weights into the parameters of `module`, whole or DTensor; each rank reads and writes its own shard.
 
     The module may hold a part of the model (a pipeline stage); all that it holds is written. Types are converted to
     the parameters'. No communication.
     """
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            full = weights.parameter(name)
-            if isinstance(parameter, DTensor):
-                shard = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                parameter.to_local().copy_(shard.to_local())
-            else:
-                parameter.copy_(full)
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            offsets = local_offsets(parameter) if isinstance(parameter, DTensor) else (0,) * parameter.ndim
+            if local.numel():
+                rows = weights.rows(name, offsets[0], offsets[0] + local.shape[0])
+                for dimension in range(1, local.ndim):
+                    rows = rows.narrow(dimension, offsets[dimension], local.shape[dimension])
+                local.copy_(rows)
+
+
+def load_huggingface(module: nn.Module, model: Model, adaptor: HFAdaptor, on_event: OnEvent = ignore) -> None:
+    """Give `module` the weights of `model.from`, a directory or a hub id. Raises as `open_weights`."""
+    if model.from_ is None:
+        raise UserError("model.weights is load, but model.from names no Hugging Face directory or hub id")
+    load_into(module, open_weights(weights_directory(model.from_), model, adaptor, on_event))

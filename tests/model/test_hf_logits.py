@@ -1,0 +1,73 @@
+"""Our model and transformers' have the same logits on the same weights, in both directions, at every position."""
+
+import pytest
+import torch
+from fivefold.model.transformer import Transformer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from fivefold.model.hf_export import export
+from fivefold.model.hf_import import load_into
+from tests.model.hf_models import (
+    END,
+    LLAMA3,
+    YARN,
+    adaptor_of,
+    bloom,
+    llama,
+    opened,
+    qwen3,
+    read_model,
+    saved,
+)
+
+TOKENS = torch.randint(0, 1003, (2, 160), generator=torch.Generator().manual_seed(3))
+"""Longer than the 64 tokens at which the scaled models' original context ends."""
+
+MODELS = {
+    "llama": lambda: llama(),
+    "llama tied": lambda: llama(tie_word_embeddings=True),
+    "llama with 3 of 12 key/value heads": lambda: llama(num_key_value_heads=3),
+    "llama with all key/value heads": lambda: llama(num_key_value_heads=12),
+    "llama with heads wider than hidden / heads": lambda: llama(head_dim=20),
+    "llama with biases": lambda: llama(attention_bias=True, mlp_bias=True),
+    "llama with another theta": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
+    "llama with linear scaling": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0}),
+    "llama with llama3 scaling": lambda: llama(rope_parameters=LLAMA3 | {"rope_theta": 500000.0}, head_dim=16),
+    "llama with yarn scaling": lambda: llama(rope_parameters=YARN, head_dim=16),
+    "llama with yarn scaling and its own edges": lambda: llama(
+        rope_parameters=YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}, head_dim=16
+    ),
+    "qwen3": lambda: qwen3(),
+    "qwen3 tied": lambda: qwen3(tie_word_embeddings=True),
+    "bloom with 6 heads": lambda: bloom(n_head=6),
+    "bloom with 12 heads": lambda: bloom(n_head=12),
+    "bloom with 8 heads, untied": lambda: bloom(n_head=8, tie_word_embeddings=False),
+}
+
+
+def loaded(directory) -> Transformer:
+    """Our model with the weights of a Hugging Face directory, built as a run builds it: on meta, then filled."""
+    with torch.device("meta"):
+        module = Transformer(read_model(directory))
+    module.to_empty(device="cpu")
+    load_into(module, opened(directory))
+    return module.eval()
+
+
+@torch.no_grad()
+def distance(ours: Transformer, theirs: PreTrainedModel) -> float:
+    """Largest difference of any logit at any position."""
+    return (ours(TOKENS) - theirs(TOKENS).logits).abs().max().item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_transformers_saves_has_its_logits_here_and_what_we_export_has_ours_there(name, tmp_path):
+    theirs = MODELS[name]()
+    ours = loaded(saved(theirs, tmp_path / "theirs"))
+    assert distance(ours, theirs) <= 1e-5
+    model = read_model(tmp_path / "theirs")
+    parameters = dict(ours.named_parameters())
+    export(tmp_path / "ours", model, adaptor_of(model), parameters.__getitem__, END, None)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    assert type(back) is type(theirs)
+    assert distance(ours, back) <= 1e-5
