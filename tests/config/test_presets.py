@@ -5,7 +5,7 @@ from ruamel.yaml import YAML
 
 from fivefold.config.models import FOLDER, preset_names
 from fivefold.config.run import Model, RopeScaling
-from fivefold.model.spec import parameters
+from fivefold.model.spec import parameters, train_flops_per_token
 
 PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400,
@@ -79,3 +79,34 @@ def test_rope_of_the_llamas_is_as_published():
 def test_qwen3_8b_has_head_norms_and_an_explicit_head_size():
     model = preset("qwen3-8b")
     assert (model.qk_norm, model.head_dim, model.rope_theta, model.norm_eps) == (True, 128, 1e6, 1e-6)
+
+
+def rows_of_the_page() -> list[str]:
+    """The table of docs/models.md: parameters with the vocabulary of the preset, or with the one in brackets."""
+    rows = []
+    for name in preset_names():
+        vocab = {"tiny-llama": 8192, "tiny-bloom": 8192, "small-llama": 32000}.get(name)
+        model = preset(name, vocab)
+        total = parameters(model).total
+        size = f"{total / 1e9:,.2f}B" if total >= 1e9 else f"{total / 1e6:,.1f}M"
+        shown = f"auto ({vocab:,})" if vocab else f"{model.vocab:,}"
+        heads = f"{model.heads} / {model.key_value_heads} x {model.head_size}"
+        flops = f"{train_flops_per_token(model, model.context) / 1e9:,.4g}"
+        cells = [
+            f"`{name}`",
+            size,
+            model.layers,
+            model.hidden,
+            heads,
+            f"{model.ffn:,}",
+            shown,
+            f"{model.context:,}",
+            flops,
+        ]
+        rows.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return rows
+
+
+def test_the_table_of_the_models_page_is_what_the_presets_say():
+    page = (FOLDER.parents[3] / "docs/models.md").read_text().splitlines()
+    assert [line for line in page if line.startswith("| `")][: len(preset_names())] == rows_of_the_page()
