@@ -23,7 +23,7 @@ class StepRecord(TypedDict):
     loss: float
     """Mean cross-entropy over all labels of the global batch, in nats."""
     grad_norm: float
-    """Global norm of the gradient before clipping."""
+    """Global norm of the gradient before clipping; not finite means that the step changed nothing."""
     lr: float
     """Learning rate that this step used."""
     step_s: float
@@ -36,7 +36,7 @@ class StepRecord(TypedDict):
     """Model FLOPs over the peak FLOPs of all ranks; causal attention counted as computed, recompute not counted.
     None where the peak is not known, as on a CPU."""
     mem_peak_gib: float
-    """Most memory that this rank held at once, in GiB: allocated on a GPU, resident on a CPU."""
+    """Most memory that any rank held at once so far, in GiB: allocated on a GPU, resident on a CPU."""
 
 
 class MetricsFile:
