@@ -197,20 +197,21 @@ def build(inputs: tuple[Path, ...], out: Path, **options: Any) -> None:
 )
 def train(words: tuple[str, ...], restart: bool, fork: str | None, **options: Any) -> None:
     """Train, or go on training: the same name and run file resume from the newest checkpoint."""
-    from fivefold.launch.start import TrainOptions, start_training
+    from fivefold.train.options import TrainOptions
+    from fivefold.train.start import start_training
 
     if restart and fork:
         raise click.UsageError(
             "--restart and --fork exclude each other: one puts the old run aside, the other goes on from it"
         )
     file, overrides = run_file(words)
-    start_training(file, overrides, TrainOptions(restart=restart, fork=fork, **options))
+    sys.exit(start_training(file, overrides, TrainOptions(restart=restart, fork=fork, **options)))
 
 
 @commands.command()
 @click.argument("run_folder", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), required=True, help="Directory to write; it must not exist yet.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Format of the weights.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Format of the weights.")
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint to export; default: the newest good one.")
 def export(run_folder: Path, to: Path, dtype: str, step: int | None) -> None:
     """Write a run's model as a Hugging Face directory."""

@@ -68,9 +68,8 @@ def sharded_units(model: nn.Module) -> Iterator[FSDPModule]:
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
     yield from model.layers  # type: ignore[union-attr, misc]
-    embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
-    tied = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()} if embedding and head else True
-    if not tied:
-        yield embedding
+    head = getattr(model, "head", None)
+    if head is not None and any(True for _ in head.parameters()):  # a tied head has none: its weight is the root's
+        yield model.embedding  # type: ignore[misc]
         yield head
     yield model

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fivefold.config.huggingface import weights_directory
 from fivefold.config.run import Run
 from fivefold.model.family import family
+from fivefold.model.hf_import import load_into, open_weights
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.zero import master_dtype, shard_data_parallel
 
@@ -14,7 +16,7 @@ from fivefold.parallel.zero import master_dtype, shard_data_parallel
 def build_model(run: Run, mesh: Mesh) -> nn.Module:
     """The model, sharded, on this rank's device; its weights are not set yet."""
     with torch.device("meta"):
-        model = family(run.model.family).build(run.model)
+        model = family(run.model).build(run.model)
     model.to(master_dtype(run.precision))
     shard_data_parallel(model, mesh, run.parallel.zero, run.precision)
     model.to_empty(device=mesh.device)
@@ -23,8 +25,8 @@ def build_model(run: Run, mesh: Mesh) -> nn.Module:
 
 def load_initial_weights(model: nn.Module, run: Run, mesh: Mesh) -> None:
     """New weights, which depend on the seed but on no layout, or those of the Hugging Face directory of `model.from`."""
-    chosen = family(run.model.family)
-    if run.model.weights == "load" and run.model.from_ is not None:
-        chosen.load_huggingface(model, run.model)
+    chosen = family(run.model)
+    if run.model.weights == "load" and run.model.from_ is not None and chosen.huggingface is not None:
+        load_into(model, open_weights(weights_directory(run.model.from_), run.model, chosen.huggingface))
     else:
         chosen.initialize(model, run.model, run.seed)

@@ -54,12 +54,13 @@ class Meter:
         self.since = time.perf_counter()
 
     def push(self, progress: Progress, lr: float, result: StepResult, asks: tuple[bool, ...]) -> Reading | None:
-        """Take the newest step's result and `asks`; gives the reading of the step before, if it was not read yet."""
+        """Take the newest step's result and `asks`. Gives the reading of the step before, or on a CPU, where nothing
+        runs ahead, the newest."""
         votes = torch.tensor([*map(float, asks), memory_peak(self.mesh.device)], dtype=torch.float64)
         votes = self.mesh.max(votes.to(self.mesh.device, non_blocking=True))
         before = self.flush()
         self.pending = _Pending(progress.step, progress.tokens, lr, result, votes)
-        return before
+        return before if self.mesh.device.type == "cuda" else self.flush()
 
     def flush(self) -> Reading | None:
         """The reading of the newest step, waiting for the device; None if it was read already."""
