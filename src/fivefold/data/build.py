@@ -199,7 +199,7 @@ class Division:
         ]
 
     def finish(self, recipe: dict[str, Any]) -> dict[Path, dict[str, Any]]:
-        """Complete the sets; returns dataset.json's contents for each folder. UserError if nothing is left to train on."""
+        """Complete the sets; returns each folder's dataset.json. Raises UserError if nothing is left to train on."""
         written = self._train.documents + self._held_out.documents
         summary = {
             "read": self._tally.read,

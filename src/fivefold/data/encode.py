@@ -165,8 +165,8 @@ def encode_all(blocks: Iterator[Block], tokenizer: Tokenizer, settings: Settings
                 yield pending.popleft().result()
         except BrokenProcessPool:
             raise RunError(
-                f"one of the {workers} workers was killed, perhaps for want of memory (each holds its largest document whole); "
-                "nothing was written; try fewer with --workers"
+                f"one of the {workers} workers was killed, perhaps for want of memory (each holds its largest document "
+                "whole); nothing was written; try fewer with --workers"
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

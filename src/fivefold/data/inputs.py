@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fivefold.data.read import BLOCK, COMPRESSED, Block, TextFile, TextFiles, arrow_blocks, json_blocks, parquet_blocks
+from fivefold.data.decompress import BLOCK, COMPRESSED
+from fivefold.data.read import Block, TextFile, TextFiles, json_blocks
+from fivefold.data.tables import arrow_blocks, parquet_blocks
 from fivefold.errors import UserError
 
 MOST_FILES = 256  # text files in one block

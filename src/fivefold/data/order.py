@@ -141,7 +141,7 @@ def feistel(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele et al. 2014): each bit of the result depends on each bit of x. uint64 arrays."""
+    """SplitMix64's finalizer (Steele et al. 2014) of uint64 arrays: each bit of the result depends on each bit of x."""
     x = (x + np.uint64(GOLDEN)) & np.uint64(MASK)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

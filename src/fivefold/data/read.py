@@ -8,21 +8,15 @@ in `documents`, in the worker. Every fault of the input is a UserError that name
 from __future__ import annotations
 
 import codecs
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
-import zstandard
-
+from fivefold.data.decompress import read_counted, read_decompressed
 from fivefold.errors import UserError
 
-BLOCK = 1 << 20
-"""Bytes that a block aims at."""
 BOMS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16: its first two bytes are that of UTF-16
@@ -30,7 +24,6 @@ BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-COMPRESSED = (".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -191,163 +184,3 @@ def without_bom(path: str, head: bytes) -> bytes:
             f"{path} is {BOMS[mark].upper()} by its byte order mark; JSON lines are read as UTF-8: convert the file"
         )
     return head[len(mark) :]
-
-
-# ---- Parquet and Arrow ----
-
-
-@dataclass(frozen=True)
-class ParquetGroup:
-    """One row group of a Parquet file."""
-
-    path: str
-    group: int
-    first_row: int
-    size: int
-
-    def documents(self, text_key: str) -> Iterator[Item]:
-        import pyarrow.parquet as pq
-
-        row = self.first_row
-        try:
-            with pq.ParquetFile(self.path) as file:
-                for batch in file.iter_batches(batch_size=1024, row_groups=[self.group], columns=[text_key]):
-                    yield from column_documents(batch.column(0), self.path, row, text_key)
-                    row += batch.num_rows
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}, row group {self.group}: cannot be read: {error}") from None
-
-
-@dataclass(frozen=True)
-class ArrowBatch:
-    """One record batch of a Hugging Face dataset on disk: the text column, as an Arrow stream."""
-
-    path: str
-    first_row: int
-    data: bytes
-    size: int
-
-    def documents(self, text_key: str) -> Iterator[Item]:
-        import pyarrow as pa
-
-        row = self.first_row
-        for batch in pa.ipc.open_stream(self.data):
-            yield from column_documents(batch.column(0), self.path, row, text_key)
-            row += batch.num_rows
-
-
-def column_documents(column: Any, path: str, first_row: int, text_key: str) -> Iterator[Item]:
-    """The texts of a column; a null is an empty document."""
-    for row, value in enumerate(column, start=first_row):
-        where = f"{path}, row {row}"
-        try:
-            yield checked_text(value.as_py(), where, text_key, [])
-        except UnicodeDecodeError as error:
-            raise UserError(f"{where}: byte {error.start} of the text is no UTF-8") from None
-
-
-def check_column(schema: Any, path: str, text_key: str) -> None:
-    """Refuse a table without a text column of that name, with the columns it has."""
-    import pyarrow as pa
-
-    names = schema.names
-    if text_key not in names:
-        raise UserError(
-            f"{path} has no column {text_key!r}; its columns are {', '.join(names)}; name one with --text-key"
-        )
-    kind = schema.field(text_key).type
-    text = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if not (
-        pa.types.is_string(text)
-        or pa.types.is_large_string(text)
-        or pa.types.is_string_view(text)
-        or pa.types.is_null(text)
-    ):
-        raise UserError(f"{path}: column {text_key!r} holds {kind}, not text")
-
-
-def parquet_blocks(path: str, text_key: str) -> Iterator[ParquetGroup]:
-    """The row groups of a Parquet file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            metadata, schema = file.metadata, file.schema_arrow
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} cannot be read as Parquet ({error}): it is cut short or something else") from None
-    check_column(schema, path, text_key)
-    row, groups = 0, max(1, metadata.num_row_groups)
-    for group in range(metadata.num_row_groups):
-        yield ParquetGroup(path, group, row, Path(path).stat().st_size // groups)
-        row += metadata.row_group(group).num_rows
-
-
-def arrow_blocks(path: str, text_key: str) -> Iterator[ArrowBatch]:
-    """The record batches of an Arrow stream file, mapped: one is in memory at a time."""
-    import pyarrow as pa
-
-    try:
-        with pa.memory_map(path) as file, pa.ipc.open_stream(file) as stream:
-            check_column(stream.schema, path, text_key)
-            row, counted = 0, 0
-            for batch in stream:
-                column = pa.record_batch([batch.column(text_key)], names=[text_key])
-                sink = io.BytesIO()
-                with pa.ipc.new_stream(sink, column.schema) as writer:
-                    writer.write_batch(column)
-                yield ArrowBatch(path, row, sink.getvalue(), file.tell() - counted)
-                row, counted = row + batch.num_rows, file.tell()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(
-            f"{path} cannot be read as an Arrow stream ({error}): it is cut short or something else"
-        ) from None
-
-
-# ---- bytes ----
-
-
-def read_decompressed(path: str) -> Iterator[bytes]:
-    """The contents of a file, .gz and .zst decompressed, in chunks."""
-    for chunk, _ in read_counted(path):
-        yield chunk
-
-
-def read_counted(path: str) -> Iterator[tuple[bytes, int]]:
-    """As `read_decompressed`, with the bytes of the file read so far. Raises UserError for a file cut short."""
-    with Path(path).open("rb") as raw:
-        try:
-            for chunk in decompressed(path, raw):
-                yield chunk, raw.tell()
-        except (EOFError, OSError, zlib.error, zstandard.ZstdError) as error:
-            raise UserError(f"{path} is cut short or damaged after {raw.tell()} of its bytes: {error}") from None
-
-
-def decompressed(path: str, raw: BinaryIO) -> Iterator[bytes]:
-    """Chunks of about BLOCK bytes of an open file's contents."""
-    if path.endswith(".gz"):
-        with gzip.GzipFile(fileobj=raw) as file:
-            while chunk := file.read(BLOCK):
-                yield chunk
-    elif path.endswith(".zst"):
-        yield from zstd_chunks(raw)
-    else:
-        while chunk := raw.read(BLOCK):
-            yield chunk
-
-
-def zstd_chunks(raw: BinaryIO) -> Iterator[bytes]:
-    """Decompress all frames of a zstd file. The library's readers pass over a cut end in silence, this does not."""
-    context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    frame = context.decompressobj()
-    fresh = True
-    while data := raw.read(BLOCK // 4):
-        while data:
-            if out := frame.decompress(data):
-                yield out
-            fresh = False
-            data = frame.unused_data if frame.eof else b""
-            if frame.eof:
-                frame, fresh = context.decompressobj(), True
-    if not fresh:
-        raise EOFError("the last zstd frame has no end")

@@ -49,15 +49,15 @@ class TokenSource(ABC):
         return np.asarray(self.starts[int(first) : int(last)], dtype=np.int64) - start
 
     def check_vocabulary(self, vocab: int) -> None:
-        """Refuse token ids that a model of `vocab` tokens does not have. Raises UserError with the place of the first."""
+        """Refuse token ids that a model of `vocab` tokens lacks. Raises UserError with the place of the first."""
         for start in range(0, self.tokens, SCAN):
             part = self.read(start, min(SCAN, self.tokens - start))
             if int(part.max()) >= vocab or int(part.min()) < 0:
                 at = int(((part < 0) | (part >= vocab)).argmax())
                 raise UserError(
                     f"{self.name}: token {start + at} of {self.tokens} has the id {int(part[at])}, but the model's "
-                    f"vocabulary has {vocab} ids, 0 to {vocab - 1}; set model.vocab to the tokenizer's, or build the data "
-                    "with the model's tokenizer"
+                    f"vocabulary has {vocab} ids, 0 to {vocab - 1}; set model.vocab to the tokenizer's, or build the "
+                    "data with the model's tokenizer"
                 )
 
 

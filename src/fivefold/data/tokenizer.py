@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors, trainers
 
+from fivefold.data.words import SPLIT, WordEncoder, word_encoder
 from fivefold.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -23,11 +25,6 @@ FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 USUAL_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "[EOS]")
 SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
 PIECE = 1 << 22  # characters of a long document that are encoded at once
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Where words are cut before byte pairs are merged: that of GPT-4 and Llama 3, which keeps numbers to three digits."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +66,18 @@ class Tokenizer:
         """Tokens of a text as the model sees them at a document's beginning: with bos, if there is one, without eod."""
         return self.encode_batch([text])[0]
 
+    @cached_property
+    def _words(self) -> WordEncoder | None:
+        return word_encoder(self.inner)
+
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """As `encode`, for several texts. One longer than PIECE characters is encoded in pieces that end with a line."""
+        """As `encode`, for several texts. Long ones are encoded in pieces that end with a line."""
+        head = [] if self.bos is None else [self.bos]
+        if (words := self._words) is not None:
+            return [head + words.encode(text) for text in texts]
         pieces = [list(cut_at_lines(text)) for text in texts]
         encoded = self.inner.encode_batch_fast([piece for some in pieces for piece in some], add_special_tokens=False)
         parts = iter(encoded)
-        head = [] if self.bos is None else [self.bos]
         return [head + [number for _ in some for number in next(parts).ids] for some in pieces]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -184,8 +187,8 @@ def end_of_document(inner: tokenizers.Tokenizer, file: Path, name: str | None) -
     usual = [each for each in special if each in USUAL_ENDS]
     if len(usual) != 1:
         raise UserError(
-            f"{file}: no end-of-document token is named in {CONFIG} (eos_token), and the special tokens {special} do not "
-            "show which one it is; name it with --end-token"
+            f"{file}: no end-of-document token is named in {CONFIG} (eos_token), and the special tokens {special} "
+            "do not show which one it is; name it with --end-token"
         )
     return inner.get_vocab()[usual[0]]
 

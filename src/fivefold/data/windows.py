@@ -25,8 +25,8 @@ def check_long_enough(source: TokenSource, seq_len: int) -> None:
     """Refuse a training source that does not fill one window. Raises UserError with the numbers."""
     if source.tokens < seq_len + 1:
         raise UserError(
-            f"{source.name} has {source.tokens} tokens, but one sequence takes {seq_len + 1} (data.seq_len {seq_len} and "
-            f"the token after it); use more data, or a data.seq_len of at most {max(0, source.tokens - 1)}"
+            f"{source.name} has {source.tokens} tokens, but one sequence takes {seq_len + 1} (data.seq_len {seq_len} "
+            f"and the token after it); use more data, or a data.seq_len of at most {max(0, source.tokens - 1)}"
         )
 
 
@@ -35,8 +35,9 @@ def check_has_targets(source: TokenSource, document_mask: bool) -> None:
     documents = len(source.starts)
     if document_mask and source.tokens - documents < 1:
         raise UserError(
-            f"{source.name} has {source.tokens} tokens in {documents} documents: with data.document_mask the first token "
-            "of a document is no target, so nothing is left to learn; use longer documents or document_mask: false"
+            f"{source.name} has {source.tokens} tokens in {documents} documents: with data.document_mask the first "
+            "token of a document is no target, so nothing is left to learn; use longer documents, or "
+            "data.document_mask: false"
         )
 
 

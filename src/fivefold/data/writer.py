@@ -48,8 +48,9 @@ class TokenWriter:
                 f"a document of {lengths.max()} tokens is longer than the format allows ({MAX_DOCUMENT}); split it"
             )
         data = np.ascontiguousarray(tokens, dtype=self.dtype)
-        self._bin.write(data)
-        self._digest.update(memoryview(data).cast("B"))
+        raw = data.data.cast("B")
+        self._bin.write(raw)
+        self._digest.update(raw)
         self._lengths.write(lengths.astype("<i4").tobytes())
         self.tokens += len(data)
         self.documents += len(lengths)
