@@ -65,7 +65,12 @@ def newest_whole(folder: CheckpointFolder, ranks: Ranks, on_event: OnEvent) -> t
     return found, [path for path, _ in damages]
 
 
-def open_checkpoint(run_folder: Path, step: int | None = None, on_event: OnEvent | None = None) -> Found:
+def tell(kind: str, fields: dict[str, Any]) -> None:
+    """The listener of a command without an event log: a line on standard error."""
+    print(f"fivefold: {fields['message']}", file=sys.stderr)
+
+
+def open_checkpoint(run_folder: Path, step: int | None = None, on_event: OnEvent = tell) -> Found:
     """The checkpoint of a run to read in one process: that of `step`, or the newest whole one.
 
     Raises UserError if there is none, or if the one asked for is damaged. Those that are passed
@@ -78,7 +83,7 @@ def open_checkpoint(run_folder: Path, step: int | None = None, on_event: OnEvent
             f"{run_folder} has no checkpoint in {folder.path.name}/: train first, or name another run folder"
         )
     if step is None:
-        found, _ = newest_whole(folder, Ranks(None), on_event or _tell)
+        found, _ = newest_whole(folder, Ranks(None), on_event)
         assert found is not None, "there are checkpoints, so one is found or an error says that all are damaged"
         return found
     if step not in paths:
@@ -136,7 +141,3 @@ def _damaged_event(path: Path, damage: DamageError, found: Found) -> dict[str, A
         "using": found.folder.name,
         "message": f"checkpoint {path.name} is damaged: {damage}; using {found.folder.name}",
     }
-
-
-def _tell(kind: str, fields: dict[str, Any]) -> None:
-    print(f"fivefold: {fields['message']}", file=sys.stderr)

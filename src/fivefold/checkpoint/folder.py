@@ -35,8 +35,9 @@ class CheckpointFolder:
         return sorted(found.items(), reverse=True)
 
     def recover(self) -> None:
-        """Make the folder if need be, and clear away what killed processes left behind."""
+        """Make the folder if need be, and clear away what killed processes and failed saves left behind."""
         self.path.mkdir(parents=True, exist_ok=True)
+        sync_folder(self.path)
         for path in sorted(self.path.glob(".replaced-step-*")):
             successor = self.path / path.name.removeprefix(".replaced-")
             if successor.exists():
@@ -46,7 +47,6 @@ class CheckpointFolder:
         for pattern in (".saving-step-*", ".removed-step-*"):
             for path in self.path.glob(pattern):
                 remove_tree(path)
-        sync_folder(self.path)
 
     def saving(self, step: int) -> Path:
         """Where a save of this step is written until it is whole."""
@@ -54,7 +54,7 @@ class CheckpointFolder:
 
     def begin(self, step: int) -> None:
         """An empty folder to save into."""
-        remove_tree(self.saving(step))
+        self.recover()
         self.saving(step).mkdir()
 
     def commit(self, step: int) -> Path:
@@ -71,7 +71,7 @@ class CheckpointFolder:
         return whole
 
     def abandon(self, step: int) -> None:
-        """Undo a save that failed."""
+        """Undo a save that failed. One that has its name already stays: whole, but not sure to survive a power cut."""
         whole, replaced = self.path / step_name(step), self.path / f".replaced-{step_name(step)}"
         if replaced.exists() and not whole.exists():
             replaced.rename(whole)
