@@ -84,11 +84,13 @@ def _double_names(run: Run) -> list[str]:
 def _checkpoint_fault(run: Run) -> str | None:
     """What is wrong with `checkpoint.every`, if anything is."""
     every = run.checkpoint.every
+    if every == "never":
+        return None
     if isinstance(every, str):
         try:
             parse_duration(every)
         except UserError as error:
-            return f"checkpoint.every: {error}, or steps as a bare number; null for only at the end"
+            return f"checkpoint.every: {error}, or steps as a bare number; null for only at the end, never for none"
     elif every is not None and every < 1:
         return f"checkpoint.every = {every}: it must be 1 step or more; null for only at the end"
     return None

@@ -59,7 +59,7 @@ class Job:
     def save_overdue(self) -> bool:
         """Whether this rank's clock says that it is time for a checkpoint."""
         every = self.run.checkpoint.every
-        return isinstance(every, str) and time.monotonic() - self.saved_at >= parse_duration(every)
+        return isinstance(every, str) and every != "never" and time.monotonic() - self.saved_at >= parse_duration(every)
 
     def report(self, reading: Reading | None) -> None:
         """Write down a step that was read, and what the ranks agreed on in it."""
@@ -93,6 +93,8 @@ class Job:
     def save_due(self) -> bool:
         """Whether the state is to be saved after this step."""
         every = self.run.checkpoint.every
+        if every == "never":
+            return False
         return self.ended() or self.asked_to_save or (isinstance(every, int) and self.progress.step % every == 0)
 
     def ended(self) -> bool:
