@@ -8,8 +8,6 @@ into equal parts gives each part whole groups of heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -21,13 +19,12 @@ from fivefold.model import rope
 from fivefold.model.layers import Linear, RMSNorm
 
 
-@dataclass(frozen=True)
 class Context:
-    """What the blocks share. An object and not loose tensors: FSDP casts a block's tensor arguments to bf16."""
+    """What the blocks share. No dataclass and no tuple: FSDP looks into those and casts what it finds to bf16."""
 
-    mask: Mask
-    turn: tuple[Tensor, Tensor] | None
-    """Cosine and sine of each position's angles, (s, e / 2) or (b, s, e / 2); None without rotary embedding."""
+    def __init__(self, mask: Mask, turn: tuple[Tensor, Tensor] | None) -> None:
+        self.mask = mask
+        self.turn = turn  # cosine and sine of each position's angles, (s, e / 2) or (b, s, e / 2); None without rotary
 
 
 def context(model: Model, hidden_bsd: Tensor, documents_bs: Tensor | None) -> Context:
