@@ -65,14 +65,16 @@ def test_plain_lines_come_at_most_once_an_interval_and_the_last_step_always() ->
     assert shown == ["1/100", "21/100", "41/100", "61/100", "81/100", "100/100"]
 
 
-def test_messages_are_printed_at_once_between_the_lines() -> None:
-    stream, clock = io.StringIO(), Clock()
-    console = PlainConsole(100, stream, interval_s=5.0, clock=clock)
-    for step in (1, 2):
+def test_a_message_is_printed_at_once_after_the_step_that_it_follows() -> None:
+    stream = io.StringIO()
+    console = PlainConsole(100, stream, interval_s=5.0, clock=Clock())
+    for step in (1, 2, 3):
         console.step(record(step))
-        console.message(f"saved {step}")
+    console.message("saved 3")
+    console.message("finished")
     console.close()
-    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1/100", "1", "2", "2/100"]
+    shown = [" ".join(line.split()[:2]) for line in stream.getvalue().splitlines()]
+    assert shown == ["step 1/100", "step 3/100", "saved 3", "finished"]
 
 
 def test_the_live_line_shows_progress_and_keeps_messages_above_it() -> None:

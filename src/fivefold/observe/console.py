@@ -1,8 +1,8 @@
 """What a person at the terminal sees of a run: one live line on a terminal, now and then a line in a log file.
 
 Everything goes to standard error, so that standard output belongs to a command's result. On a terminal the live line
-is tqdm's, and messages scroll above it. Elsewhere a line comes every few seconds at most, beside each validation, each
-message and the last step.
+is tqdm's, and messages scroll above it. Elsewhere a line comes every few seconds at most, beside each validation and
+message with the step that it follows, and the last step.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LiveConsole:
 
 
 class PlainConsole:
-    """Lines for a log: a step at most every `interval_s` seconds, and the last one."""
+    """Lines for a log: a step at most every `interval_s` seconds, beside the last one and those before a message."""
 
     def __init__(
         self,
@@ -116,18 +116,22 @@ class PlainConsole:
             self._print_held()
 
     def message(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._stream, flush=True)
+        """Print a line, after the newest step if that was held back."""
+        self._print_held()
+        self._print(text)
 
     def close(self) -> None:
         """Print the newest step if it was held back."""
-        if self._held is not None:
-            self._print_held()
+        self._print_held()
 
     def _print_held(self) -> None:
-        self.message(str(self._held))
-        self._held = None
-        self._next = self._clock() + self._interval_s
+        if self._held is not None:
+            self._print(self._held)
+            self._held = None
+            self._next = self._clock() + self._interval_s
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
 
 
 class Pace:
