@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fivefold.checkpoint.checkpointer import Checkpointer
+from fivefold.errors import UserError
 from tests.checkpoint.crew import Crew, Team
 from tests.checkpoint.disk import Disk
 from tests.checkpoint.example import FEW, SHAPES, Events, assert_holds, names_in, sharded, whole
@@ -115,7 +116,14 @@ def test_a_state_that_json_cannot_hold_is_a_failed_save(tmp_path: Path) -> None:
     checkpointer = Checkpointer(tmp_path / "checkpoints", keep=3, on_event=events)
     checkpointer.save(1, whole(1), {"step": object()})
     checkpointer.wait()
+    assert checkpointer.saved is None
     assert "TypeError: Object of type object is not JSON serializable" in events.of("checkpoint_failed")[0]["reason"]
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"cannot keep checkpoints in .*: Not a directory\. Make it writable"):
+        Checkpointer(tmp_path / "file" / "checkpoints", keep=3, on_event=Events())
 
 
 def fail_on_rank_one(team: Team, run: Path, how: str) -> tuple[list[str], int]:
@@ -129,9 +137,11 @@ def fail_on_rank_one(team: Team, run: Path, how: str) -> tuple[list[str], int]:
     with Disk(lambda count, name, arguments: _refuse_writes(team.rank == 1 and how == "write", name)):
         checkpointer.save(2, tensors, {"step": 2})
         checkpointer.wait()
+    assert checkpointer.saved == 1
     after_failure = checkpointer.latest().step
     checkpointer.save(3, sharded(team, "dp3", 3), {"step": 3})
     checkpointer.wait()
+    assert checkpointer.saved == 3
     assert_holds(checkpointer.latest(), 3)
     return [fields["reason"] for fields in events.of("checkpoint_failed")], after_failure
 

@@ -33,6 +33,7 @@ from fivefold.checkpoint.manifest import Manifest, step_name
 from fivefold.checkpoint.ranks import Ranks
 from fivefold.checkpoint.snapshot import Snapshot, SnapshotPlanner
 from fivefold.checkpoint.storage import Writer
+from fivefold.errors import UserError
 
 # DCP warns at each call that one process is one process.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -57,7 +58,9 @@ class Checkpointer:
         self._snapshot = Snapshot()
         self._thread: threading.Thread | None = None
         self._damaged: set[Path] = set()
-        self._ranks.from_first(self._folder.recover)
+        self.saved: int | None = None
+        """Step of the last save that this object brought to disk, the same on every rank once `wait` returned."""
+        self._ranks.from_first(self._prepare)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Start saving; the tensors can be changed as soon as this returns. A save still under way is waited for.
@@ -116,6 +119,14 @@ class Checkpointer:
         """Wait for the save under way."""
         self.wait()
 
+    def _prepare(self) -> None:
+        try:
+            self._folder.recover()
+        except OSError as error:
+            raise UserError(
+                f"cannot keep checkpoints in {self._folder.path}: {error.strerror}. Make it writable or change `out`"
+            ) from error
+
     def _write(self, step: int, state: dict[str, Any], error: Exception | None, stall_s: float) -> None:
         """The saving thread: DCP plans and gathers, our storage layer writes and commits."""
         started = time.perf_counter()
@@ -139,6 +150,7 @@ class Checkpointer:
             self._saved(step, manifests, {"stall_s": stall_s, "write_s": time.perf_counter() - started})
 
     def _saved(self, step: int, manifests: list[Manifest], times: dict[str, float]) -> None:
+        self.saved = step
         for manifest in manifests:  # the first rank made one, the others none
             fields = {"step": step, "bytes": manifest.bytes, **times}
             speed = f"{manifest.bytes / 2**30:.2f} GiB in {times['write_s']:.1f} s"

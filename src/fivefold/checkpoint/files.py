@@ -6,6 +6,7 @@ test can stop a save at each of them. Checksums are xxh3-64, in hexadecimal: wha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -99,12 +100,8 @@ def sync_folder(path: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Delete a folder with all that is in it; one that is not there is fine."""
-    shutil.rmtree(path, onerror=_unless_missing)
-
-
-def _unless_missing(function: object, path: str, caught: tuple) -> None:
-    if not isinstance(caught[1], FileNotFoundError):
-        raise caught[1]
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path)
 
 
 def read_block(descriptor: int, buffer: memoryview, offset: int) -> int:
