@@ -67,6 +67,13 @@ def type_at(path: KeyPath) -> Any | None:
     return annotation
 
 
+def default_list(path: KeyPath) -> list[Any]:
+    """The default of the list at `path`, which a flag to one of its items changes; empty if it has none."""
+    section = section_in(type_at(path[:-1]))
+    default = None if section is None else fields(section)[str(path[-1])].get_default(call_default_factory=True)
+    return list(default) if isinstance(default, list | tuple) else []
+
+
 def allowed(annotation: Any, *, plural: bool = False) -> str:
     """What a value of this type may be, in words: "a whole number or auto"."""
     parts = [_allowed_one(member, plural) for member in members(annotation)]
@@ -134,10 +141,10 @@ def _section_at(path: KeyPath) -> type[Section] | None:
 
 def _meant(path: KeyPath, section_path: KeyPath, section: type[Section]) -> str | None:
     """The existing key that is nearest to `path`: in its own section, or of the same name elsewhere."""
-    dotted = ".".join(map(str, path))
     near = get_close_matches(str(path[len(section_path)]), list(fields(section)), n=1, cutoff=0.6)
     if near and len(path) == len(section_path) + 1:
         return ".".join(map(str, (*section_path, near[0])))
-    same_name = [key for key in dotted_keys() if key.rpartition(".")[2] == str(path[-1])]
-    close = get_close_matches(dotted, [*same_name, *dotted_keys()], n=1, cutoff=0.75)
-    return next(iter([*close, *same_name]), None)
+    last_words = {key.rpartition(".")[2] for key in dotted_keys()}
+    near = get_close_matches(str(path[-1]), sorted(last_words), n=3, cutoff=0.75)
+    candidates = [key for key in dotted_keys() if key.rpartition(".")[2] in near]
+    return next(iter(get_close_matches(".".join(map(str, path)), candidates, n=1, cutoff=0)), None)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from fivefold.config.keys import type_at, unknown_key
+from fivefold.config.keys import default_list, type_at, unknown_key
 from fivefold.config.yaml12 import KeyPath, Place, read_text
 from fivefold.errors import UserError
 
@@ -103,6 +103,6 @@ def _set(override: Override, values: dict[str, Any]) -> str | None:
         if depth == len(override.path) - 1:
             holder[key] = deepcopy(override.value)
         elif isinstance(holder, dict) and holder.get(key) is None:
-            holder[key] = [] if isinstance(override.path[depth + 1], int) else {}
+            holder[key] = default_list(override.path[: depth + 1]) if isinstance(override.path[depth + 1], int) else {}
         holder = holder[key]
     return None

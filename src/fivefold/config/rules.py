@@ -15,7 +15,7 @@ from fivefold.config.ranges import RANGES
 from fivefold.config.rule import Rule
 from fivefold.config.run import Run
 
-__all__ = ["RULES", "Rule", "check", "with_world"]
+__all__ = ["RULES", "Rule", "broken_rules", "check", "with_world"]
 
 
 def check(run: Run, world: int | None = None) -> list[str]:
@@ -24,14 +24,19 @@ def check(run: Run, world: int | None = None) -> list[str]:
     With `world`, the number of ranks that will really run, the layout must fit it; without, `cluster.gpus` if given.
     """
     run = with_world(run, run.cluster.gpus if world is None else world)
+    return [rule.says(run) for rule in broken_rules(run)]
+
+
+def broken_rules(run: Run) -> list[Rule]:
+    """The rules that `run` breaks. A key whose own value is impossible is left out of those that follow."""
     impossible: set[str] = set()
-    sentences = []
+    broken = []
     for rule in RULES:
         if impossible.isdisjoint(rule.about) and rule.broken(run):
-            sentences.append(rule.says(run))
+            broken.append(rule)
             if len(rule.about) == 1:
                 impossible.update(rule.about)
-    return sentences
+    return broken
 
 
 def _one_length(run: Run) -> bool:

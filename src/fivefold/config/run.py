@@ -265,7 +265,7 @@ class Checkpoint(Section):
     """When the state is written to disk."""
 
     every: int | str | None = 100
-    """Optimizer steps between checkpoints, or a time such as "30min"; null for only one at the end, `never` for none."""
+    """Optimizer steps between checkpoints, or a time (90s, 30min, 2h); null for one at the end only, never for none."""
     keep: int = 3
     """How many of the newest stay on disk."""
 

@@ -7,6 +7,7 @@ do not. Every value keeps its line, so that a later complaint can name it. Knows
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.representer import SafeRepresenter
 
 from fivefold.errors import UserError
 
 MOST_VALUES = 100_000
 """More values than any run file has: where aliases that multiply each other are stopped."""
+
+PLAIN_WORD = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
 
 Key = str | int
 KeyPath = tuple[Key, ...]
@@ -85,12 +89,24 @@ def read_text(text: str, source: str, *, lines: bool = True) -> Document:
 def write_text(value: Any) -> str:
     """YAML 1.2 of plain values, keys in their order, short lists on one line; `read_text` gives the value back."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _Representer
     yaml.default_flow_style = None
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # a bool, annotated as None
     yaml.width = 100
     out = io.StringIO()
     yaml.dump(value, out)
     return out.getvalue()
+
+
+class _Representer(SafeRepresenter):
+    """Writes text in quotes unless it is a plain word: ruamel.yaml leaves `{?a: 1}` bare, which is another key."""
+
+    def represent_str(self, data: str) -> ScalarNode:
+        style = None if PLAIN_WORD.fullmatch(data) else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Representer.add_representer(str, _Representer.represent_str)
 
 
 class _Reader:

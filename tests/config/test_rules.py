@@ -1,0 +1,322 @@
+"""Each rule is broken once, by flags over a legal run file, and its message must hold the numbers and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from fivefold import Run
+from fivefold.config.duration import parse_duration
+from fivefold.config.rule import choices, divisors_of, multiples_around, value_of
+from fivefold.config.rules import RULES, broken_rules, check, with_world
+from fivefold.config.run import Data, Model, Parallel, Source
+from fivefold.errors import UserError
+from tests.config.conftest import Load, Refusal
+
+HUGE = str(2**63)
+LINEAR, LLAMA3, YARN = (f"{{type: {kind}, factor: 2}}" for kind in ("linear", "llama3", "yarn"))
+ROPE = "--model.rope_scaling="
+SETS = "--data.validation=[{name: %s, path: x}, {name: %s, path: y}]"
+
+BROKEN: list[tuple[str, str]] = [
+    ("--steps 0", "steps = 0: it must be 1 or more"),
+    ("--steps null --tokens 0", "tokens = 0.0: it must be above 0"),
+    ("--steps null --tokens .inf", "tokens = inf: it must be above 0, and finite"),
+    ("--steps null --tokens .nan", "tokens = nan: it must be above 0, and finite"),
+    ("--tokens 1e9", "steps = 300 and tokens = 1e+09 are both given; give one"),
+    ("--steps null", "neither steps nor tokens; give one of them"),
+    ("--name a/b", "name = 'a/b': it becomes a folder"),
+    ("--name ..", "name = '..': it becomes a folder"),
+    ("--name=-x", "name = '-x': it becomes a folder"),
+    ("--name=''", "name = '': it becomes a folder"),
+    (f"--name={'x' * 101}", "at most 100"),
+    ("--seed -1", "seed = -1: it must be from 0 to 9223372036854775807"),
+    (f"--seed {HUGE}", f"seed = {HUGE}: it must be from 0 to"),
+    ("--gpus 0", "cluster.gpus = 0: it must be 1 or more"),
+    ("--cluster.gpus_per_node 0", "cluster.gpus_per_node = 0"),
+    ("--cluster.nic_gbit_s 0", "cluster.nic_gbit_s = 0.0: it must be above 0"),
+    ("--cluster.price_per_gpu_hour -2", "cluster.price_per_gpu_hour = -2.0: it must be 0 or more"),
+    ("--model.family lama", "model.family = lama: known are bloom, llama"),
+    ("--model.layers 0", "model.layers = 0: it must be 1 or more"),
+    ("--model.hidden 0", "model.hidden = 0: it must be 1 or more"),
+    ("--model.heads 0", "model.heads = 0: it must be 1 or more"),
+    ("--model.heads -8", "model.heads = -8: it must be 1 or more"),
+    ("--model.kv_heads 0", "model.kv_heads = 0: it must be 1 or more"),
+    ("--model.head_dim 0", "model.head_dim = 0: it must be 1 or more"),
+    ("--model.ffn 0", "model.ffn = 0: it must be 1 or more"),
+    ("--model.vocab 0", "model.vocab = 0: it must be 1 or more"),
+    ("--model.context 0", "model.context = 0: it must be 1 or more"),
+    ("--model.norm_eps 0", "model.norm_eps = 0.0: it must be above 0"),
+    ("--model.rope_theta .inf", "model.rope_theta = inf: it must be above 0, and finite"),
+    ("--model.init_std -1", "model.init_std = -1.0: it must be above 0"),
+    ("--model.weights load", "model.weights = load needs model.from"),
+    ("--model.heads 6", "model.hidden = 256 is no multiple of model.heads = 6"),
+    ("--model.heads 6", "use model.heads 1, 2, 4, 8, 16, 32, 64, 128 or 256, or model.hidden 252 or 258"),
+    ("--model.kv_heads 3", "model.kv_heads = 3 does not divide model.heads = 8; use model.kv_heads 1, 2, 4 or 8"),
+    ("--model.kv_heads 16", "model.kv_heads = 16 does not divide model.heads = 8"),
+    ("--model.head_dim 33", "a head is 33 wide (hidden 256, heads 8)"),
+    ("--model.head_dim 33", "use model.head_dim 32 or 34"),
+    ("--model.head_dim 1", "use model.head_dim 2, or"),
+    (
+        f"--model.position alibi {ROPE}{LINEAR}",
+        "model.rope_scaling stretches rotary positions, but model.position = alibi",
+    ),
+    (f"{ROPE}{LLAMA3}", "model.rope_scaling: type llama3 needs original_context"),
+    (f"{ROPE}{YARN}", "model.rope_scaling: type yarn needs original_context"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.factor 0.5", "model.rope_scaling.factor = 0.5: it must be 1 or more"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.original_context 0", "model.rope_scaling.original_context = 0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.low_freq_factor 0", "model.rope_scaling.low_freq_factor = 0.0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.high_freq_factor 0", "model.rope_scaling.high_freq_factor = 0.0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.beta_fast 0", "model.rope_scaling.beta_fast = 0.0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.beta_slow 0", "model.rope_scaling.beta_slow = 0.0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.attention_factor 0", "model.rope_scaling.attention_factor = 0.0"),
+    (
+        f"{ROPE}{LLAMA3} --model.rope_scaling.original_context 64 --model.rope_scaling.low_freq_factor 4",
+        "low_freq_factor = 4.0 must be below high_freq_factor = 4.0",
+    ),
+    (
+        f"{ROPE}{YARN} --model.rope_scaling.original_context 64 --model.rope_scaling.beta_slow 40",
+        "beta_slow = 40.0 must be below beta_fast = 32.0",
+    ),
+    ("--data.train []", "data.train is empty"),
+    ("--data.train.1.weight 0", "data.train.1.weight = 0.0: a weight must be above 0"),
+    ("--data.train.0.weight -1", "data.train.0.weight = -1.0"),
+    ("--data.train.0.weight .inf", "data.train.0.weight = inf"),
+    ("--data.train.0.weight .nan", "data.train.0.weight = nan"),
+    (SETS % ("a", "a"), "data.validation has the name a (2 times); each set needs its own"),
+    (SETS % ("a/b", "c"), "data.validation has the name 'a/b': it becomes the metric val_loss/NAME"),
+    (SETS % ("''", "c"), "data.validation has the name '':"),
+    ("--data.seq_len 0", "data.seq_len = 0: it must be 1 or more"),
+    ("--data.seq_len 1025", "data.seq_len = 1025 is longer than model.context = 1024; use data.seq_len 1024 or less"),
+    ("--data.seq_len 1025", "or model.context 1025 (a model that was trained on 1024 tokens then also wants"),
+    ("--model.preset tiny-bloom --data.seq_len 8192", "or model.context 8192 (ALiBi works beyond the length"),
+    ("--validate.every 0", "validate.every = 0: it must be 1 or more"),
+    ("--validate.tokens 0", "validate.tokens = 0: it must be 1 or more"),
+    ("--batch.global_size 0", "batch.global_size = 0: it must be 1 or more"),
+    ("--batch.micro_size 0", "batch.micro_size = 0: it must be 1 or more"),
+    ("--batch.global_size 10", "batch.global_size = 10 is no multiple of batch.micro_size 4 = 4"),
+    ("--batch.global_size 10", "use batch.global_size 8 or 12, or batch.micro_size 1 or 2"),
+    ("--batch.global_size 12 --gpus 2", "batch.global_size = 12 is no multiple of batch.micro_size 4 x dp 2 = 8"),
+    ("--batch.global_size 12 --gpus 2", "use batch.global_size 8 or 16, or batch.micro_size 1, 2 or 3"),
+    ("--batch.global_size 16 --batch.micro_size 2 --parallel.dp 3", "use batch.global_size 12 or 18"),
+    ("--batch.global_size 3", "use batch.global_size 4, or batch.micro_size 1 or 3"),
+    ("--parallel.dp 0", "parallel.dp = 0: it must be 1 or more"),
+    (
+        "--parallel.dp 3 --gpus 4",
+        "parallel.dp 3 x pp 1 x cp 1 x tp 1 = 3, but there are 4 ranks; use parallel.dp 4, or auto",
+    ),
+    ("--parallel.tp 8 --gpus 12", "pp 1 x cp 1 x tp 8 = 8 does not divide the 12 ranks there are"),
+    ("--parallel.tp 8 --gpus 12", "use parallel.tp 1, 2, 3, 4, 6 or 12, or 8 or 16 ranks"),
+    (
+        "--parallel.tp 4 --parallel.pp 2 --gpus 12",
+        "use parallel.tp 1, 2, 3 or 6, or parallel.pp 1 or 3, or 8 or 16 ranks",
+    ),
+    ("--parallel.dp 2 --parallel.tp 8 --gpus 12", "= 16, but there are 12 ranks; use parallel.tp 1, 2, 3"),
+    ("--parallel.tp 16 --gpus 2", "use parallel.tp 1 or 2, or 16 ranks"),
+    ("--parallel.tp 0", "parallel.tp = 0: it must be 1 or more"),
+    ("--parallel.pp 0", "parallel.pp = 0: it must be 1 or more"),
+    ("--parallel.cp 0", "parallel.cp = 0: it must be 1 or more"),
+    ("--parallel.ep 0", "parallel.ep = 0: it must be 1 or more"),
+    ("--parallel.replicate 0", "parallel.replicate = 0: it must be 1 or more"),
+    ("--parallel.chunks 0", "parallel.chunks = 0: it must be 1 or more"),
+    ("--parallel.schedule_memory 0", "parallel.schedule_memory = 0.0: it must be above 0"),
+    ("--parallel.schedule 1b1f", "parallel.schedule = 1b1f: known are 1f1b, auto"),
+    (
+        "--gpus 8 --parallel.replicate 3",
+        "parallel.replicate = 3 does not divide dp = 8; use parallel.replicate 1, 2, 4 or 8",
+    ),
+    ("--parallel.layers_per_stage [0,6]", "parallel.layers_per_stage = [0, 6]: every stage needs 1 layer or more"),
+    ("--parallel.layers_per_stage []", "parallel.layers_per_stage = []: every stage needs"),
+    ("--parallel.layers_per_stage [5]", "must be pp x chunks = 1 numbers whose sum is model.layers = 6"),
+    ("--parallel.layers_per_stage [3,3]", "must be pp x chunks = 1 numbers"),
+    ("--parallel.tp 3", "model.heads = 8 cannot be split over parallel.tp = 3; use parallel.tp 1, 2 or 4"),
+    (
+        "--parallel.tp 8",
+        "4 key/value heads (model.kv_heads = 4) cannot be split over parallel.tp = 8; use parallel.tp 1, 2 or 4",
+    ),
+    ("--parallel.tp 3", "model.ffn = 704 cannot be split over parallel.tp = 3; use model.ffn 702 or 705"),
+    (
+        "--data.seq_len 250 --parallel.cp 2",
+        "data.seq_len = 250 is no multiple of 2 x parallel.cp = 4; use data.seq_len 248 or 252",
+    ),
+    ("--data.seq_len 6 --parallel.cp 4", "data.seq_len = 6 is no multiple of 2 x parallel.cp = 8; use data.seq_len 8"),
+    ("--parallel.tp 2", "parallel.tp = 2: this version does not run tensor parallelism; use parallel.tp 1"),
+    ("--parallel.pp 2", "parallel.pp = 2: this version does not run pipeline parallelism"),
+    ("--parallel.cp 2", "parallel.cp = 2: this version does not run context parallelism"),
+    ("--parallel.ep 2", "parallel.ep = 2: this version does not run expert parallelism"),
+    ("--parallel.chunks 2", "parallel.chunks = 2: this version does not run model chunks"),
+    ("--parallel.replicate 2", "parallel.replicate = 2: this version does not run hybrid sharding"),
+    ("--precision.linear fp4", "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers"),
+    ("--precision.compute fp16", "precision.compute = fp16: this version does not scale the loss"),
+    ("--precision.moments bf16", "precision.moments = bf16 with master auto"),
+    ("--precision.moments fp32 --precision.master bf16", "precision.moments = fp32 with master bf16"),
+    ("--recompute.mode full", "recompute.mode = full: this version does not run recompute; use recompute.mode none"),
+    ("--offload [optimizer]", "offload = [optimizer]: this version does not run offload to CPU memory; use offload []"),
+    ("--recompute.every 0", "recompute.every = 0: it must be 1 or more"),
+    ("--optim.name adam", "optim.name = adam: known are adamw"),
+    ("--optim.lr -1", "optim.lr = -1.0: it must be 0 or more, and finite"),
+    ("--optim.lr .nan", "optim.lr = nan: it must be 0 or more, and finite"),
+    ("--optim.lr .inf", "optim.lr = inf: it must be 0 or more, and finite"),
+    ("--optim.betas [0.9,1]", "optim.betas = [0.9, 1.0]: both must be 0 or more and below 1"),
+    ("--optim.betas [-0.1,0.9]", "optim.betas = [-0.1, 0.9]"),
+    ("--optim.betas [0.9,.nan]", "optim.betas = [0.9, nan]"),
+    ("--optim.eps 0", "optim.eps = 0.0: it must be above 0"),
+    ("--optim.weight_decay -0.1", "optim.weight_decay = -0.1: it must be 0 or more"),
+    ("--optim.clip 0", "optim.clip = 0.0: it must be above 0; null (or .inf) turns clipping off"),
+    ("--optim.clip -1", "optim.clip = -1.0: it must be above 0"),
+    ("--optim.clip .nan", "optim.clip = nan: it must be above 0"),
+    ("--optim.clip nan", "optim.clip = nan: it must be above 0"),
+    ("--optim.warmup_fraction 1.1", "optim.warmup_fraction = 1.1: it must be from 0 to 1"),
+    ("--optim.warmup_fraction -0.1", "optim.warmup_fraction = -0.1: it must be from 0 to 1"),
+    ("--optim.decay cosin", "optim.decay = cosin: known are constant, cosine, linear, wsd"),
+    ("--optim.decay_steps 0", "optim.decay_steps = 0: it must be 1 or more"),
+    (
+        "--optim.decay_steps 271",
+        "optim.decay_steps = 271 is more than the 270 steps that the warm-up leaves (of 300 steps",
+    ),
+    ("--optim.decay constant --optim.decay_steps 5", "optim.decay = constant has no decay, but optim.decay_steps = 5"),
+    ("--optim.final_lr_fraction -1", "optim.final_lr_fraction = -1.0: it must be 0 or more"),
+    ("--checkpoint.every 0", "checkpoint.every = 0: it must be 1 step or more"),
+    ("--checkpoint.every 30mni", "checkpoint.every: '30mni' is no duration; write one as 90s, 30min, 2h or 1d"),
+    ("--checkpoint.every 0s", "checkpoint.every: '0s' is no duration"),
+    ("--checkpoint.keep 0", "checkpoint.keep = 0: it must be 1 or more"),
+    ("--log.every 0", "log.every = 0: it must be 1 or more"),
+]
+
+
+def flags(text: str) -> list[str]:
+    """The words of a flag line; a `--key=value` may hold blanks up to the next ` --`."""
+    parts = [part if part.startswith("--") else f"--{part}" for part in text.split(" --")]
+    return [word for part in parts for word in ([part] if "=" in part.split(" ")[0] else part.split(" ", 1))]
+
+
+@pytest.mark.parametrize(("line", "expected"), BROKEN, ids=[f"{line} | {expected[:30]}" for line, expected in BROKEN])
+def test_a_broken_rule_says_the_numbers_and_what_to_do(refusal: Refusal, line: str, expected: str) -> None:
+    assert expected in refusal(*flags(line))
+
+
+def unchecked(load: Load, *words: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The run with such flags, although it breaks rules."""
+    with monkeypatch.context() as patch:
+        patch.setattr("fivefold.config.files.check", lambda run: [])
+        return load(*words)
+
+
+def test_every_rule_is_broken_by_a_line_of_the_table(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = set()
+    for line in {line for line, _ in BROKEN}:
+        run = unchecked(load, *flags(line), monkeypatch=monkeypatch)
+        broken |= {rule.name for rule in broken_rules(with_world(run, run.cluster.gpus))}
+    assert {rule.name for rule in RULES} - broken == set()
+
+
+LEGAL = [
+    "--optim.clip null",
+    "--optim.clip .inf",
+    "--optim.clip inf",
+    "--optim.lr 0",
+    "--optim.warmup_fraction 0",
+    "--optim.warmup_fraction 1",
+    "--optim.decay_steps 270",
+    "--optim.decay wsd --optim.decay_steps 30",
+    "--validate.every null",
+    "--checkpoint.every null",
+    "--checkpoint.every never",
+    "--checkpoint.every 2h",
+    "--checkpoint.every 90s",
+    "--steps null --tokens 1e9",
+    "--parallel.zero 0",
+    "--parallel.zero 3",
+    "--precision.compute fp64",
+    "--precision.moments bf16 --precision.master bf16",
+    "--data.validation []",
+    "--data.seq_len 1024",
+    "--data.seq_len 2048 --model.context 2048",
+    "--model.preset tiny-bloom --data.seq_len 8192 --model.context 8192",
+    "--model.head_dim 48",
+    "--model.heads 6 --model.kv_heads 6 --model.head_dim 32",
+    "--model.preset tiny-bloom --model.hidden 36 --model.ffn 144",
+    "--gpus 2",
+    "--gpus 2 --parallel.dp 2",
+    "--parallel.layers_per_stage [6]",
+]
+
+
+@pytest.mark.parametrize("line", LEGAL)
+def test_what_is_legal_is_left_alone(load: Load, line: str) -> None:
+    assert check(load(*flags(line))) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "fitting"),
+    [(6, 2, 4, "1 or 2"), (6, 6, 4, "1, 2, 3 or 6"), (6, 3, 2, "1 or 3"), (5, 5, 2, "1 or 5"), (12, 3, 3, None)],
+)
+def test_heads_that_tp_cannot_split_are_refused_with_what_it_can(
+    heads: int, kv_heads: int, tp: int, fitting: str | None
+) -> None:
+    model = Model(layers=5, hidden=heads * 8, heads=heads, kv_heads=kv_heads, ffn=48)
+    run = Run(
+        name="a", steps=1, model=model, data=Data(train=[Source(path="x")], seq_len=128), parallel=Parallel(tp=tp)
+    )
+    about_heads = [sentence for sentence in check(run) if "heads" in sentence]
+    assert all(f"over parallel.tp = {tp}; use parallel.tp {fitting}" in sentence for sentence in about_heads)
+    assert bool(about_heads) == (fitting is not None)
+
+
+def test_the_world_decides_dp_and_with_it_the_batch(load: Load) -> None:
+    run = load("--batch.global_size", "12")
+    assert check(run) == []
+    assert check(run, world=3) == []
+    assert check(run, world=2) == [
+        "batch.global_size = 12 is no multiple of batch.micro_size 4 x dp 2 = 8; "
+        "use batch.global_size 8 or 16, or batch.micro_size 1, 2 or 3"
+    ]
+    assert check(load("--parallel.dp", "2"), world=4) == [
+        "parallel.dp 2 x pp 1 x cp 1 x tp 1 = 2, but there are 4 ranks; use parallel.dp 4, or auto"
+    ]
+
+
+def test_the_ranks_that_run_count_more_than_those_of_the_plan(load: Load) -> None:
+    run = load("--gpus", "2", "--batch.global_size", "12", "--batch.micro_size", "2")
+    assert check(run) == []
+    assert with_world(run, 4).parallel.dp == 4
+    assert check(run, world=4) != []
+
+
+def test_an_impossible_size_is_reported_once_and_divides_nothing(load: Load, refusal: Refusal) -> None:
+    message = refusal("--model.heads", "0", "--parallel.tp", "0", "--batch.micro_size", "0", "--parallel.cp", "-1")
+    assert message.count("must be") == 4
+
+
+def test_sizes_beyond_reason_are_answered_as_well(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    absurd = ["--model.hidden", str(10**30 + 57), "--model.heads", str(10**18 + 9), "--gpus", str(10**20)]
+    assert "model.hidden" in " ".join(check(unchecked(load, *absurd, monkeypatch=monkeypatch)))
+
+
+def test_rules_have_names_and_keys_that_exist(load: Load) -> None:
+    run = load(*flags(f"{ROPE}{LINEAR}"))
+    for rule in RULES:
+        for key in rule.about:
+            value_of(run, key)
+    assert len({(rule.name, rule.about) for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30min", 1800), ("2h", 7200), ("1.5h", 5400), ("1d", 86400), (" 2 h ", 7200)]
+)
+def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "min", "30 minutes", "-1h", "0h", "1h30min", "1e3s", "infs", "nan h"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no duration; write one as 90s, 30min, 2h or 1d"):
+        parse_duration(text)
+
+
+def test_divisors_multiples_and_choices() -> None:
+    assert divisors_of(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors_of(49) == [1, 7, 49]
+    assert multiples_around(10, 4) == [8, 12]
+    assert multiples_around(3, 4) == [4]
+    assert choices([1]) == "1"
+    assert choices(range(1, 13)) == "1, 2, 3, 4, 5, 6, ..., 11 or 12"
