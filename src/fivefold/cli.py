@@ -10,14 +10,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 import fivefold
 from fivefold.errors import RunError, UserError
-
-DTYPES = ("bf16", "fp16", "fp32")
 
 
 class Failure(click.ClickException):
@@ -211,9 +209,15 @@ def train(words: tuple[str, ...], restart: bool, fork: str | None, **options: An
 @commands.command()
 @click.argument("run_folder", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), required=True, help="Directory to write; it must not exist yet.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="fp32", show_default=True, help="Format of the weights.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    show_default=True,
+    help="Format of the weights.",
+)
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Checkpoint to export; default: the newest good one.")
-def export(run_folder: Path, to: Path, dtype: str, step: int | None) -> None:
+def export(run_folder: Path, to: Path, dtype: Literal["fp32", "bf16", "fp16"], step: int | None) -> None:
     """Write a run's model as a Hugging Face directory."""
     from fivefold.train.use import export_run
 
