@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,7 @@ def test_a_hundred_samples_three_epochs_and_three_restarts_join_into_the_unbroke
     sizes = {"dp": dp, "micro": 1, "global_size": 5 if dp == 1 else dp}
     if dp > 1:  # stops on the same samples need a batch that divides the distance
         stops, unbroken = [0, 40, 132, 216, 300], stream(sources, range(0, 300), 1, 1, global_size=4)
-    parts = [stream(sources, range(a, b), **sizes) for a, b in zip(stops, stops[1:], strict=False)]
+    parts = [stream(sources, range(a, b), **sizes) for a, b in pairwise(stops)]
     assert [target for part in parts for target in part] == unbroken
     epochs = [stream(sources, range(at, at + 100), 1, 1, global_size=5) for at in (0, 100, 200)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
@@ -240,7 +241,7 @@ def test_a_large_validation_set_gives_the_same_windows_spread_over_it() -> None:
 def test_bad_validation_sets_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="has 0 tokens"):
         validation_batches(Counting([0]), SEQ, 100, 1, 0, 1, True)
-    with pytest.raises(UserError, match="every document|is no target, so nothing is left"):
+    with pytest.raises(UserError, match="is no target, so nothing is left"):
         validation_batches(Counting([1, 1, 1]), SEQ, 100, 1, 0, 1, True)
     with pytest.raises(UserError, match=r"validate\.tokens 10 is less than one sequence: data\.seq_len is 16"):
         validation_batches(Counting([1000]), SEQ, 10, 1, 0, 1, True)

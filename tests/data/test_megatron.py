@@ -1,4 +1,4 @@
-"""Exchange with Megatron-LM's own reader and writer (megatron-core, installed without its dependencies by scripts/test)."""
+"""Exchange with Megatron-LM's own reader and writer (megatron-core, installed without dependencies by scripts/test)."""
 
 from __future__ import annotations
 

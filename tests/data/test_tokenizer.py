@@ -151,7 +151,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         Tokenizer.load(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        UserError, match="no tokenizer at nobody/no-such-model: not a file or folder here, and the .* hub said"
+        UserError, match=r"no tokenizer at nobody/no-such-model: not a file or folder here, and the .* hub said"
     ):
         Tokenizer.load("nobody/no-such-model")
 

@@ -1,4 +1,4 @@
-"""Token sets on disk: reading back what was written, pairs of other tools, and every way in which a pair can be broken."""
+"""Token sets on disk: reading back what was written, pairs of other tools, and every way to break one."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_integer_type_is_read(tmp_path: Path, dtype: str, code: int) -> No
 
 
 def test_documents_of_several_sequences_and_empty_ones_begin_where_their_tokens_do(tmp_path: Path) -> None:
-    # documents: [1 2 3] in two sequences, an empty one, [4], one of an empty sequence, [5 6], and an empty one at the end
+    # [1 2 3] in two sequences, an empty document, [4], one of an empty sequence, [5 6], an empty one at the end
     write_pair(tmp_path / "a", [[1, 2], [3], [4], [], [5, 6]], [0, 2, 2, 3, 4, 5, 5])
     tokens = TokenSet.open(tmp_path / "a")
     assert tokens.documents_in(0, tokens.tokens).tolist() == [0, 3, 4]
@@ -135,7 +135,7 @@ def test_a_sidecar_of_another_set_is_refused(tmp_path: Path) -> None:
     write_set(tmp_path / "a", [3, 2])
     write_set(tmp_path / "b", [3])
     (tmp_path / "b/dataset.json").write_bytes((tmp_path / "a/dataset.json").read_bytes())
-    with pytest.raises(UserError, match="speaks of 5 tokens in 2 documents, but .* of 3 in 1"):
+    with pytest.raises(UserError, match=r"speaks of 5 tokens in 2 documents, but .* of 3 in 1"):
         TokenSet.open(tmp_path / "b")
     (tmp_path / "b/dataset.json").write_text("{")
     with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
