@@ -19,18 +19,19 @@ from fivefold.kernels.linear import product_dtype
 
 IGNORE = -100
 """Label of a position that has no target."""
-CHUNK_TOKENS = 2048
-"""Tokens whose logits exist at one time."""
+CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits exist at one time: few fit a CPU's cache, many keep a GPU's products large."""
 VOCAB_MULTIPLE = 128
 """A product whose width is no multiple of this is slow on GPUs, so the weight is padded to it."""
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int | None = None) -> Tensor:
     """SUM of -log softmax(hidden @ weight^T)[label] over all labels that are not IGNORE, in at least fp32.
 
     hidden (..., d), weight (vocabulary, d), labels (...). The gradients have the formats of hidden and weight; the
-    weight's is summed over chunks in at least fp32.
+    weight's is summed over chunks in at least fp32. chunk_tokens is CHUNK_TOKENS of the device if None.
     """
+    chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
     hidden_td, labels_t = hidden.flatten(0, -2), labels.flatten()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _LinearCrossEntropy.apply(hidden_td, weight, labels_t, chunk_tokens)
