@@ -6,11 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from fivefold.config.huggingface import TokenIds, read_token_ids
+from fivefold.data.tokenizer import Tokenizer as TrainingTokenizer
 from fivefold.errors import UserError
 from fivefold.model.hf_export import Shard, export, plan_shards
+from fivefold.model.hf_tokenizer import write_tokenizer
 from tests.model.hf_models import (
     END,
     adaptor_of,
@@ -114,6 +117,27 @@ def test_the_exported_tokenizer_gives_the_same_ids_and_text(tmp_path, make):
     assert loaded(text)["input_ids"] == original.encode(text).ids
     assert loaded.decode(original.encode(text).ids) == text
     assert loaded.model_max_length == read_model(target).context
+
+
+@pytest.mark.parametrize("adds", ["", "<s> $A", "<s> $A <|endoftext|>"])
+def test_a_prompt_begins_as_the_documents_of_the_training_did(tmp_path, adds):
+    """Whether or not the original tokenizer puts bos and eos around a text, and for readers of tokenizer.json alone."""
+    inner = Tokenizer.from_file(str(tokenizer_file(tmp_path / "original")))
+    inner.add_special_tokens(["<s>"])
+    if adds:
+        special = [(token, inner.token_to_id(token)) for token in ("<s>", "<|endoftext|>")]
+        inner.post_processor = TemplateProcessing(single=adds, special_tokens=special)
+    inner.save(str(tmp_path / "original/tokenizer.json"))
+    trained = TrainingTokenizer.load(tmp_path / "original")
+    trained.save(tmp_path / "run")
+    (tmp_path / "hf").mkdir()
+    model = read_model(saved(llama(), tmp_path / "theirs"))
+    ids = TokenIds(bos=trained.bos, eos=(trained.eod,))
+    write_tokenizer(tmp_path / "run", tmp_path / "hf", ids, model)
+    text = "def main(): the cat"
+    assert Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json")).encode(text).ids == trained.encode(text)
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")(text)["input_ids"] == trained.encode(text)
+    assert trained.encode(text)[:1] == ([inner.token_to_id("<s>")] if adds else inner.encode("def").ids[:1])
 
 
 def test_settings_of_an_imported_tokenizer_are_kept(source, tmp_path):

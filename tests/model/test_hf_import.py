@@ -249,6 +249,8 @@ def test_a_run_that_loads_must_say_from_where(untied):
     model = read_model(untied)
     with pytest.raises(UserError, match=r"model\.from names no Hugging Face directory"):
         load_huggingface(nn.ModuleDict(), model, adaptor_of(model))
+    with pytest.raises(UserError, match=r"family 'llama' cannot read Hugging Face's files"):
+        load_huggingface(nn.ModuleDict(), model, None)
     module = Transformer(model)
     load_huggingface(module, model.model_copy(update={"from_": str(untied)}), adaptor_of(model))
     assert all(torch.equal(parameter, opened(untied).parameter(name)) for name, parameter in module.named_parameters())

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from fivefold.model.transformer import Transformer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fivefold.model.hf_export import export
 from fivefold.model.hf_import import load_into
+from fivefold.model.init import initialize
+from fivefold.model.transformer import Transformer
+from tests.config.test_presets import preset
 from tests.model.hf_models import (
     END,
     LLAMA3,
@@ -71,3 +73,21 @@ def test_what_transformers_saves_has_its_logits_here_and_what_we_export_has_ours
     back = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert type(back) is type(theirs)
     assert distance(ours, back) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-bloom"])
+def test_a_preset_with_weights_of_our_own_goes_out_and_comes_back_the_same(name, tmp_path):
+    """Random biases and norms, because those of a fresh model are zeros and ones and hide faults."""
+    model = preset(name, vocab=1003)
+    ours = Transformer(model).eval()
+    initialize(ours, model, seed=5)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    parameters = dict(ours.named_parameters())
+    export(tmp_path / "hf", model, adaptor_of(model), parameters.__getitem__, END, None)
+    assert distance(ours, AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()) <= 1e-5
+    back = loaded(tmp_path / "hf")
+    assert all(torch.equal(parameter, parameters[name]) for name, parameter in back.named_parameters())
+    assert back.state_dict().keys() == ours.state_dict().keys()

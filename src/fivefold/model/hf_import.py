@@ -208,8 +208,14 @@ def load_into(module: nn.Module, weights: Weights) -> None:
                 local.copy_(rows)
 
 
-def load_huggingface(module: nn.Module, model: Model, adaptor: HFAdaptor, on_event: OnEvent = ignore) -> None:
-    """Give `module` the weights of `model.from`, a directory or a hub id. Raises as `open_weights`."""
+def load_huggingface(module: nn.Module, model: Model, adaptor: HFAdaptor | None, on_event: OnEvent = ignore) -> None:
+    """Give `module` the weights of `model.from`, a directory or a hub id; `adaptor` is its family's.
+
+    Raises as `open_weights`, and UserError if there is no source or the family has no adaptor: a run that asks for
+    weights never starts from random ones.
+    """
+    if adaptor is None:
+        raise UserError(f"model.weights is load, but family {model.family!r} cannot read Hugging Face's files")
     if model.from_ is None:
         raise UserError("model.weights is load, but model.from names no Hugging Face directory or hub id")
     load_into(module, open_weights(weights_directory(model.from_), model, adaptor, on_event))
