@@ -1,5 +1,7 @@
 """Our model and transformers' have the same logits on the same weights, in both directions, at every position."""
 
+import math
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -34,10 +36,10 @@ MODELS = {
     "llama with biases": lambda: llama(attention_bias=True, mlp_bias=True),
     "llama with another theta": lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500000.0}),
     "llama with linear scaling": lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0}),
-    "llama with llama3 scaling": lambda: llama(rope_parameters=LLAMA3 | {"rope_theta": 500000.0}, head_dim=16),
-    "llama with yarn scaling": lambda: llama(rope_parameters=YARN, head_dim=16),
+    "llama with llama3 scaling": lambda: llama(rope_parameters=LLAMA3 | {"rope_theta": 500000.0}, head_dim=64),
+    "llama with yarn scaling": lambda: llama(rope_parameters=YARN, head_dim=64),
     "llama with yarn scaling and its own edges": lambda: llama(
-        rope_parameters=YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3}, head_dim=16
+        rope_parameters=YARN | {"beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.3}, head_dim=64
     ),
     "qwen3": lambda: qwen3(),
     "qwen3 tied": lambda: qwen3(tie_word_embeddings=True),
@@ -91,3 +93,28 @@ def test_a_preset_with_weights_of_our_own_goes_out_and_comes_back_the_same(name,
     back = loaded(tmp_path / "hf")
     assert all(torch.equal(parameter, parameters[name]) for name, parameter in back.named_parameters())
     assert back.state_dict().keys() == ours.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama with linear scaling", {"factor": 2.0}),
+        ("llama with llama3 scaling", {"factor": 2.0}),
+        ("llama with llama3 scaling", {"original_context": 128}),
+        ("llama with llama3 scaling", {"low_freq_factor": 2.0}),
+        ("llama with llama3 scaling", {"high_freq_factor": 8.0}),
+        ("llama with yarn scaling", {"factor": 2.0, "attention_factor": 0.1 * math.log(4.0) + 1}),
+        ("llama with yarn scaling", {"original_context": 128}),
+        ("llama with yarn scaling", {"attention_factor": 1.0}),
+        ("llama with yarn scaling and its own edges", {"beta_fast": 8.0}),
+        ("llama with yarn scaling and its own edges", {"beta_slow": 1.0}),
+    ],
+)
+def test_the_logits_tell_whether_a_scaling_was_read(name, change, tmp_path):
+    """Each field matters to the comparison above: with another value the logits are not those of transformers."""
+    theirs = MODELS[name]()
+    right = loaded(saved(theirs, tmp_path / "theirs"))
+    scaling = right.model.rope_scaling.model_copy(update=change)
+    wrong = Transformer(right.model.model_copy(update={"rope_scaling": scaling})).eval()
+    wrong.load_state_dict(right.state_dict())
+    assert distance(wrong, theirs) > 0.01
