@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold.config.keys import dotted_keys, type_at
-from fivefold.config.overrides import parse, split_arguments
+from fivefold.config.overrides import apply, parse, split_arguments
 from tests.config.conftest import Load, Refusal
 
 
@@ -79,3 +79,11 @@ def test_every_key_can_be_reached_by_its_flag() -> None:
 def test_the_run_file_may_stand_anywhere_among_its_flags() -> None:
     for words in (["run.yaml", "--a.b", "-1", "--c=2"], ["--a.b", "-1", "run.yaml", "--c=2"]):
         assert split_arguments(words) == (["run.yaml"], ["--a.b", "-1", "--c=2"])
+
+
+def test_flags_are_applied_to_the_values_and_stay_as_they_are() -> None:
+    overrides, _ = parse(["--optim", "{lr: 1}", "--optim.eps", "2"])
+    values: dict = {}
+    assert apply(overrides, values) == []
+    assert values == {"optim": {"lr": 1, "eps": 2}}
+    assert overrides[0].value == {"lr": 1}
