@@ -42,10 +42,13 @@ def test_the_vocabulary_has_at_most_the_size_asked_for() -> None:
         train(TEXT, 256)
 
 
-def test_the_name_of_a_special_token_inside_a_text_stays_text(trained: Tokenizer) -> None:
-    ids = trained.encode(f"before {END_OF_TEXT} after")
+@pytest.mark.parametrize(
+    "text", [f"before {END_OF_TEXT} after", END_OF_TEXT, f"Grüße {END_OF_TEXT} 东京", f"é\n{END_OF_TEXT}"]
+)
+def test_the_name_of_a_special_token_inside_a_text_stays_text(trained: Tokenizer, text: str) -> None:
+    ids = trained.encode(text)
     assert trained.eod not in ids
-    assert trained.decode(ids) == f"before {END_OF_TEXT} after"
+    assert trained.decode(ids) == text
 
 
 def test_saving_and_loading_changes_nothing(trained: Tokenizer, tmp_path: Path) -> None:
