@@ -71,6 +71,8 @@ def test_a_save_killed_at_any_system_call(tmp_path: Path, step: int, keep: int, 
         assert_holds(found, found.step, FEW)
         assert found.step in (2, step)
         kept_old += found.step == 2
+        restarted = Checkpointer(run / "checkpoints", keep=keep, on_event=events)
+        assert restarted.latest().step == found.step
         resumed = save(run, 4)
         assert_holds(resumed.latest(), 4, FEW)
         assert all(name.startswith("step-") for name in names_in(run / "checkpoints"))
