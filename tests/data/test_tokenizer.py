@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers, processors
 
@@ -173,10 +173,22 @@ def library(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.inner.encode(text, add_special_tokens=False).ids
 
 
-WORDS = st.text(st.sampled_from("ab'sStT lLvV\n\r\t 019.,#_é東\u3000\x1c\x85")) | st.text(st.characters(codec="utf-8"))
+FRAGMENTS = [
+    *"ab'sStT lLvV\n\r\t 019.,#_é東\u3000\x1c\x85",
+    "\n\n",
+    "\n\n\n",
+    "\n    ",
+    "return",
+    "'It''s",
+    "12345",
+    "main",
+    ".\r\n",
+]
+WORDS = st.lists(st.sampled_from(FRAGMENTS)).map("".join) | st.text(st.characters(codec="utf-8"))
 
 
 @settings(max_examples=300, deadline=None)
+@example(text="é\n\n\nThe end")
 @given(text=WORDS)
 def test_encoding_by_known_words_is_that_of_the_library(trained: Tokenizer, text: str) -> None:
     assert trained.encode(text) == library(trained, text)
