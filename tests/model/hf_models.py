@@ -16,12 +16,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from fivefold.config.huggingface import TokenIds, model_fields, read_config, read_token_ids
-from fivefold.config.run import Model
-from fivefold.model.family import family
-from fivefold.model.hf import HFAdaptor
+from fivefold.config.huggingface import TokenIds, read_token_ids
 from fivefold.model.hf_export import export
-from fivefold.model.hf_import import Weights, open_weights
+from tests.model.hf_directories import adaptor_of, opened, read_model
 
 LLAMA_SIZES = {
     "vocab_size": 1003,
@@ -72,22 +69,6 @@ def saved(model: PreTrainedModel, directory: Path) -> Path:
     """`model` as transformers itself writes it."""
     model.save_pretrained(directory)
     return directory
-
-
-def read_model(directory: Path) -> Model:
-    return Model.model_validate(model_fields(read_config(str(directory))))
-
-
-def adaptor_of(model: Model) -> HFAdaptor:
-    adaptor = family(model).huggingface
-    assert adaptor is not None
-    return adaptor
-
-
-def opened(directory: Path, **change) -> Weights:
-    """The weights of a directory for the model that its config describes, with some fields changed."""
-    model = read_model(directory).model_copy(update=change)
-    return open_weights(directory, model, adaptor_of(model))
 
 
 def exported(directory: Path, target: Path, **options) -> Path:

@@ -14,18 +14,8 @@ from fivefold.data.tokenizer import Tokenizer as TrainingTokenizer
 from fivefold.errors import UserError
 from fivefold.model.hf_export import Shard, export, plan_shards
 from fivefold.model.hf_tokenizer import write_tokenizer
-from tests.model.hf_models import (
-    END,
-    adaptor_of,
-    bloom,
-    exported,
-    llama,
-    opened,
-    qwen3,
-    read_model,
-    saved,
-    tokenizer_file,
-)
+from tests.model.hf_directories import adaptor_of, opened, read_model
+from tests.model.hf_models import END, bloom, exported, llama, qwen3, saved, tokenizer_file
 
 
 @pytest.fixture(scope="module")

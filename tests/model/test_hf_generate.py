@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from fivefold.config.huggingface import TokenIds
 from fivefold.model.hf_export import export
-from tests.model.hf_models import adaptor_of, bloom, exported, llama, opened, read_model, saved, tokenizer_file
+from tests.model.hf_directories import adaptor_of, opened, read_model
+from tests.model.hf_models import bloom, exported, llama, saved, tokenizer_file
 
 
 @torch.no_grad()

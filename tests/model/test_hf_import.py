@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.tensor import Shard, distribute_tensor
 
 from fivefold.errors import UserError
 from fivefold.model.hf_import import load_huggingface, load_into, open_weights
 from fivefold.model.transformer import Transformer
 from tests.checkpoint.crew import Crew
-from tests.model.hf_models import adaptor_of, bloom, llama, opened, read_model, saved
+from tests.model.hf_directories import adaptor_of, loaded_by_a_rank, opened, read_model
+from tests.model.hf_models import bloom, llama, saved
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -204,20 +204,6 @@ def crew(tmp_path_factory):
     crew = Crew(4, tmp_path_factory.mktemp("crew"))
     yield crew
     crew.close()
-
-
-def loaded_by_a_rank(team, directory):
-    """Each parameter as its ranks hold it together, after every rank loaded its own shard into dirty memory."""
-    model = read_model(directory)
-    module = Transformer(model).bfloat16()
-    for number, owner in enumerate(m for m in module.modules() if m._parameters):
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            dimension = number % parameter.ndim
-            dirty = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
-            sharded = distribute_tensor(dirty, team.meshes["dp3"], [Shard(dimension)])
-            setattr(owner, name, nn.Parameter(sharded))
-    load_into(module, opened(directory))
-    return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()}
 
 
 @pytest.mark.parametrize("make", [lambda: llama(num_key_value_heads=4), bloom])

@@ -11,18 +11,8 @@ from fivefold.model.hf_import import load_into
 from fivefold.model.init import initialize
 from fivefold.model.transformer import Transformer
 from tests.config.test_presets import preset
-from tests.model.hf_models import (
-    END,
-    LLAMA3,
-    YARN,
-    adaptor_of,
-    bloom,
-    llama,
-    opened,
-    qwen3,
-    read_model,
-    saved,
-)
+from tests.model.hf_directories import adaptor_of, opened, read_model
+from tests.model.hf_models import END, LLAMA3, YARN, bloom, llama, qwen3, saved
 
 TOKENS = torch.randint(0, 1003, (2, 160), generator=torch.Generator().manual_seed(3))
 """Longer than the 64 tokens at which the scaled models' original context ends."""

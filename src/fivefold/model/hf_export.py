@@ -1,7 +1,7 @@
 """A model written as a Hugging Face directory that transformers loads: config, generation config, tokenizer, weights.
 
-Tensors are asked for one at a time and written shard by shard, so that no more than a shard is ever in memory. The
-directory is made under a temporary name, flushed to disk and renamed: it is there whole, or not at all.
+Tensors are asked for one at a time and written shard by shard, so that memory holds about two shards and not a model.
+The directory is made under a temporary name, flushed to disk and renamed: it is there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -108,8 +109,7 @@ def _write_weights(
     shards = plan_shards(shapes, dtype.itemsize, shard_bytes)
     tensors = _tensors(model, adaptor, parameter, dtype)
     for shard in shards:
-        content = {name: next(tensors)[1] for name in shard.names}
-        save_file(content, folder / shard.file, metadata={"format": "pt"})
+        save_file(dict(islice(tensors, len(shard.names))), folder / shard.file, metadata={"format": "pt"})
     if len(shards) > 1:
         total = sum(prod(shape) for shape in shapes.values()) * dtype.itemsize
         weight_map = {name: shard.file for shard in shards for name in shard.names}
@@ -121,13 +121,15 @@ def _write_weights(
 def _tensors(
     model: Model, adaptor: HFAdaptor, parameter: Callable[[str], Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Their name and tensor, one of our parameters in memory at a time."""
+    """Their name and tensor, each alone in its memory, one of our parameters at a time."""
     for entry in adaptor.entries(model):
-        ours = parameter(entry.ours).detach().to(device="cpu", dtype=dtype)
-        for (name, shape), tensor in zip(entry.theirs.items(), entry.split(ours), strict=True):
-            if tuple(tensor.shape) != shape:
-                raise RunError(f"{entry.ours} gives {name} in shape {tuple(tensor.shape)}, the model wants {shape}")
-            yield name, tensor.clone(memory_format=torch.contiguous_format)
+        parts = list(entry.split(parameter(entry.ours).detach().to(device="cpu", dtype=dtype)))
+        for name, shape in entry.theirs.items():
+            part = parts.pop(0)
+            if tuple(part.shape) != shape:
+                raise RunError(f"{entry.ours} gives {name} in shape {tuple(part.shape)}, the model wants {shape}")
+            alone = part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
+            yield name, part if alone else part.clone(memory_format=torch.contiguous_format)
 
 
 def _refuse_taken(target: Path) -> None:

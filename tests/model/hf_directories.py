@@ -1,0 +1,47 @@
+"""Hugging Face directories read as a run reads them, for tests and for their worker processes: no transformers here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from fivefold.config.huggingface import model_fields, read_config
+from fivefold.config.run import Model
+from fivefold.model.family import family
+from fivefold.model.hf import HFAdaptor
+from fivefold.model.hf_import import Weights, load_into, open_weights
+from fivefold.model.transformer import Transformer
+from tests.checkpoint.crew import Team
+
+
+def read_model(directory: Path) -> Model:
+    return Model.model_validate(model_fields(read_config(str(directory))))
+
+
+def adaptor_of(model: Model) -> HFAdaptor:
+    adaptor = family(model).huggingface
+    assert adaptor is not None
+    return adaptor
+
+
+def opened(directory: Path, **change) -> Weights:
+    """The weights of a directory for the model that its config describes, with some fields changed."""
+    model = read_model(directory).model_copy(update=change)
+    return open_weights(directory, model, adaptor_of(model))
+
+
+def loaded_by_a_rank(team: Team, directory: Path) -> dict[str, Tensor]:
+    """Each parameter as its ranks hold it together, after every rank loaded its own shard into dirty memory."""
+    model = read_model(directory)
+    module = Transformer(model).bfloat16()
+    for number, owner in enumerate(m for m in module.modules() if m._parameters):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            dimension = number % parameter.ndim
+            dirty = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
+            sharded = distribute_tensor(dirty, team.meshes["dp3"], [Shard(dimension)])
+            setattr(owner, name, nn.Parameter(sharded))
+    load_into(module, opened(directory))
+    return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()}
