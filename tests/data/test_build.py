@@ -192,6 +192,17 @@ def test_a_damaged_output_is_not_taken_as_built(tmp_path: Path) -> None:
         make(source, tmp_path / "out")
 
 
+def test_a_damaged_pair_of_sets_can_be_replaced(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(20)])
+    make(source, tmp_path / "out", val_fraction=0.3)
+    for part in ("out", "out-val"):
+        (tmp_path / part / "tokens.bin").write_bytes(b"")
+    with pytest.raises(UserError, match=r"tokens\.bin has 0 bytes"):
+        make(source, tmp_path / "out", val_fraction=0.3)
+    make(source, tmp_path / "out", val_fraction=0.3, overwrite=True)
+    assert len(texts(tmp_path / "out")) + len(texts(tmp_path / "out-val")) == 20
+
+
 def test_what_others_wrote_is_never_replaced(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(20)])
     (tmp_path / "out").mkdir()
@@ -202,7 +213,7 @@ def test_what_others_wrote_is_never_replaced(tmp_path: Path) -> None:
         make(source, tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine/thesis.tex").read_text() == "years of work"
     make(source, tmp_path / "x-val")
-    with pytest.raises(UserError, match="x-val is a training set of its own"):
+    with pytest.raises(UserError, match="x-val is a set of its own"):
         make(source, tmp_path / "x", val_fraction=0.1, overwrite=True)
 
 

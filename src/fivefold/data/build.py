@@ -8,6 +8,7 @@ worker, `writer.py` writes, `publish.py` renames, `recipe.py` remembers what it 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from fivefold.data.inputs import Input, cut_blocks, find_inputs
 from fivefold.data.publish import Workshop
 from fivefold.data.recipe import INPUTS, BuildOptions, differences, input_list, make_recipe
 from fivefold.data.tokenizer import Tokenizer, train
-from fivefold.data.tokens import TokenSet
+from fivefold.data.tokens import SIDECAR, TokenSet
 from fivefold.data.writer import TokenWriter
 from fivefold.errors import RunError, UserError
 
@@ -104,17 +105,17 @@ def same_output(out: Path, recipe: dict[str, Any], inputs: Sequence[Input], over
     """The existing output if it has this recipe, None if the way is free. UserError if something else is there."""
     held_out = validation_path(out)
     for path in (out, held_out):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())) and not (path / "dataset.json").is_file():
+        if path.exists() and (not path.is_dir() or any(path.iterdir())) and not (path / SIDECAR).is_file():
             raise UserError(f"{path} exists and was not written by `fivefold data build`; choose another --out")
-    if held_out.exists() and any(held_out.iterdir()) and TokenSet.open(held_out).meta["role"] != "validation":  # type: ignore[index]
+    if held_out.exists() and any(held_out.iterdir()) and stored_role(held_out) != "validation":
         raise UserError(
-            f"{held_out} is a training set of its own, and would be the validation set of {out}; choose another --out"
+            f"{held_out} is a set of its own, and would be the validation set of {out}; choose another --out"
         )
-    if overwrite or not (out / "dataset.json").is_file():
+    if overwrite or not (out / SIDECAR).is_file():
         return None
     existing = TokenSet.open(out)
     assert existing.meta is not None, "the sidecar is there"
-    if changes := differences(existing.meta["recipe"], recipe, out, inputs):
+    if changes := differences(existing.meta.get("recipe", {}), recipe, out, inputs):
         raise UserError(
             f"{out} was built differently: {'; '.join(changes)}; --overwrite builds it again, or choose another --out"
         )
@@ -123,6 +124,14 @@ def same_output(out: Path, recipe: dict[str, Any], inputs: Sequence[Input], over
     if validation is not None:
         validation.verify()
     return BuildResult(out, False, existing.meta, validation.meta if validation else None)
+
+
+def stored_role(folder: Path) -> str | None:
+    """What a set says it is, read leniently: a damaged set may be replaced too."""
+    try:
+        return json.loads((folder / SIDECAR).read_text(encoding="utf-8")).get("role")
+    except (ValueError, AttributeError):
+        return None
 
 
 def train_tokenizer(inputs: Sequence[Input], options: BuildOptions) -> Tokenizer:
