@@ -77,7 +77,7 @@ class TokenSet(TokenSource):
             expected = (self.meta or {}).get("checksums", {}).get(file.name)
             if expected is not None and (found := checksum(file)) != expected:
                 raise UserError(
-                    f"{file} is damaged: its xxh3 is {found}, but {SIDECAR} says {expected}; build again with --overwrite"
+                    f"{file} is damaged: its xxh3 is {found}, but {SIDECAR} says {expected}; use --overwrite"
                 )
 
 
