@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from fivefold.config.run import Model, Precision
 from fivefold.errors import UserError
@@ -17,6 +16,7 @@ from fivefold.model.attention import Attention, Context
 from fivefold.model.init import initialize
 from fivefold.model.spec import parameter_shapes
 from fivefold.model.transformer import Transformer
+from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.zero import shard_data_parallel
 
 TINY = Model(layers=2, hidden=48, heads=6, kv_heads=2, head_dim=10, ffn=36, vocab=131, context=64)
@@ -148,10 +148,10 @@ def test_a_vocabulary_that_is_not_known_yet_is_refused() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 3])
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "bloom", "embedding norm, untied"])
-def test_inside_fsdp_the_loss_and_all_gradients_are_the_same(name: str, stage: int, one_rank: DeviceMesh) -> None:
+def test_inside_fsdp_the_loss_and_all_gradients_are_the_same(name: str, stage: int, one_rank: Mesh) -> None:
     model = build(variant(name))
     wrapped = copy.deepcopy(model)
-    shard_data_parallel(wrapped, FakeMesh(one_rank), stage, Precision(compute="fp64"))
+    shard_data_parallel(wrapped, one_rank, stage, Precision(compute="fp64"))
     tokens, labels = batch()
     split = documents([[9, 1, 14], [1, 1, 22]])
     losses = []
@@ -164,11 +164,11 @@ def test_inside_fsdp_the_loss_and_all_gradients_are_the_same(name: str, stage: i
 
 
 @pytest.mark.parametrize("name", ["llama", "llama, tied"])
-def test_a_model_built_on_meta_and_wrapped_starts_as_one_built_plainly(name: str, one_rank: DeviceMesh) -> None:
+def test_a_model_built_on_meta_and_wrapped_starts_as_one_built_plainly(name: str, one_rank: Mesh) -> None:
     model = variant(name)
     with torch.device("meta"):
         wrapped = Transformer(model)
-    shard_data_parallel(wrapped, FakeMesh(one_rank), 1, Precision(compute="fp32"))
+    shard_data_parallel(wrapped, one_rank, 1, Precision(compute="fp32"))
     wrapped.to_empty(device="cpu")
     plain = Transformer(model)
     initialize(wrapped, model, seed=5)
@@ -181,7 +181,7 @@ def test_a_model_built_on_meta_and_wrapped_starts_as_one_built_plainly(name: str
 
 @pytest.mark.parametrize(("name", "packed"), [("llama", False), ("llama", True), ("bloom", False)])
 def test_in_mixed_precision_angles_and_biases_stay_wide(
-    name: str, packed: bool, one_rank: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    name: str, packed: bool, one_rank: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FSDP casts a block's arguments to bf16, in which position 300 would have the angle of 299."""
     seen: set[tuple[torch.dtype, ...]] = set()
@@ -194,13 +194,6 @@ def test_in_mixed_precision_angles_and_biases_stay_wide(
 
     monkeypatch.setattr(Attention, "forward", watch)
     model = build(variant(name), torch.float32)
-    shard_data_parallel(model, FakeMesh(one_rank), 1, Precision(compute="bf16"))
+    shard_data_parallel(model, one_rank, 1, Precision(compute="bf16"))
     model(*batch(), documents([[9, 1, 14], [1, 1, 22]]), packed).backward()
     assert seen == {(torch.bfloat16, torch.float32)}
-
-
-class FakeMesh:
-    """As much of `fivefold.parallel.mesh.Mesh` as wrapping needs."""
-
-    def __init__(self, dense: DeviceMesh) -> None:
-        self.dense = dense

@@ -24,7 +24,7 @@ class Context:
 
     def __init__(self, mask: Mask, turn: tuple[Tensor, Tensor] | None) -> None:
         self.mask = mask
-        self.turn = turn  # cosine and sine of each position's angles, (s, e / 2) or (b, s, e / 2); None without rotary
+        self.turn = turn  # tables of `rotate` for each position, (s, e) or (b, s, e); None without rotary embedding
 
 
 def context(model: Model, hidden_bsd: Tensor, documents_bs: Tensor | None) -> Context:
