@@ -133,6 +133,16 @@ def test_what_stands_in_the_document_before_changes_no_bit(name: str, before: in
         assert torch.equal(first, second)
 
 
+def test_a_tied_weight_gets_the_gradient_of_both_its_uses() -> None:
+    tied, untied = build(variant("llama, tied")), build(variant("llama"))
+    untied.load_state_dict({**tied.state_dict(), "head.weight": tied.embedding.weight})
+    for model in (tied, untied):
+        model(*batch()).backward()
+    parts = gradients(untied)
+    expected = parts["embedding.weight"] + parts["head.weight"]
+    torch.testing.assert_close(gradients(tied)["embedding.weight"], expected, rtol=1e-12, atol=1e-14)
+
+
 def test_alibi_goes_on_beyond_the_declared_context() -> None:
     """Trained at 2,048, used at 8,192: nothing is sized by the context."""
     model = variant("bloom").model_copy(update={"layers": 1, "context": 16})
