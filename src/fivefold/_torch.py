@@ -32,3 +32,8 @@ def local_offsets(tensor: DTensor) -> tuple[int, ...]:
     """Where this rank's shard starts in the global tensor, in each dimension, whatever the placements."""
     _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
     return tuple(offsets)
+
+
+def divides_in_kernel(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's kernel reads `grad_scale` and `found_inf`, as torch.amp.GradScaler sets them."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)

@@ -40,13 +40,14 @@ def run_workers(arguments: Sequence[str], count: int) -> int:
         meeting = Path(folder) / "rendezvous"
         command = [sys.executable, "-m", "fivefold", *arguments]
         workers = [
-            subprocess.Popen(command, env=_environment(rank, count, meeting), preexec_fn=_die_with_parent, process_group=0)
+            subprocess.Popen(command, env=worker_environment(rank, count, meeting), preexec_fn=_die_with_parent, process_group=0)
             for rank in range(count)
         ]
         return _watch(workers)
 
 
-def _environment(rank: int, count: int, meeting: Path) -> dict[str, str]:
+def worker_environment(rank: int, count: int, meeting: Path) -> dict[str, str]:
+    """What tells a process that it is rank `rank` of `count` on this machine, and where the ranks meet."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "OMP_NUM_THREADS": str(max(1, cores // count)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from fivefold._torch import foreach_mul_
+from fivefold._torch import divides_in_kernel, foreach_mul_
 from fivefold.config.run import Optim
 from fivefold.plugins import find
 
@@ -53,16 +53,22 @@ class ShardedOptimizer:
         for local, gradient in zip(self.local.values(), gradients, strict=True):
             local.grad = gradient
         excess = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
-        if getattr(self.inner, "_step_supports_amp_scaling", False):
-            self._fused_step(excess, norm)
+        if divides_in_kernel(self.inner):
+            self._fused_step(gradients, excess, norm)
         elif torch.isfinite(norm):
             foreach_mul_(gradients, 1.0 / excess)
             self.inner.step()
         self.zero_grad()
 
-    def _fused_step(self, excess: Tensor, norm: Tensor) -> None:
-        """The kernel divides by `grad_scale` and leaves all as it is where `found_inf` is 1: no wait for the device."""
-        self.inner.grad_scale = excess.float()  # type: ignore[attr-defined]
+    def _fused_step(self, gradients: list[Tensor], excess: Tensor, norm: Tensor) -> None:
+        """The kernel divides by `grad_scale` and leaves all as it is where `found_inf` is 1: no wait for the device.
+
+        `grad_scale` is fp32, so fp64 gradients are divided beforehand.
+        """
+        exact = gradients[0].dtype == torch.float64
+        if exact:
+            foreach_mul_(gradients, 1.0 / excess)
+        self.inner.grad_scale = None if exact else excess.float()  # type: ignore[attr-defined]
         self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         self.inner.step()
 

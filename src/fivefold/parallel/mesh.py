@@ -95,12 +95,18 @@ def connect(parallel: Parallel, timeout: timedelta = timedelta(minutes=10)) -> I
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout, **_rendezvous(rank, world))
     try:
-        replicate = world if parallel.zero == 0 else parallel.replicate
-        dense = init_device_mesh(device.type, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
-        yield Mesh(rank, world, device, dense)
+        yield mesh_of(parallel, device)
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
+    """The mesh of a layout over the processes that are connected already; a collective call."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    replicate = world if parallel.zero == 0 else parallel.replicate
+    dense = init_device_mesh(device.type, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
+    return Mesh(rank, world, device, dense)
 
 
 def _local_device() -> torch.device:

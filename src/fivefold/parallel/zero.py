@@ -37,14 +37,16 @@ def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Pre
 
     stage 0 replicates; 1 shards, gathers once and reduces once a step; 2 reduces each microbatch; 3 also gathers each
     time a block is used. Gradients come out as sums over ranks, not means: the loss is already divided by the step's
-    number of labels.
+    number of labels. (One rank has nothing to divide, and dividing by 1 would read and write every gradient.)
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=reduce_dtype(precision))
+    ranks = mesh.dense if mesh.replicas > 1 else mesh.dense["shard"]
     for unit in _units(model):
-        fully_shard(unit, mesh=mesh.dense, mp_policy=policy, reshard_after_forward=stage == 3)
-    for unit in sharded_units(model):
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
+        fully_shard(unit, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3)
+    if mesh.dp > 1:
+        for unit in sharded_units(model):
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
 
 
 def begin_microbatch(model: nn.Module, stage: int, last: bool) -> None:

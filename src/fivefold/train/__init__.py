@@ -12,8 +12,8 @@ from typing import Any
 
 class _Room(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """`fivefold.launch.start.train`: train a run from Python."""
-        from fivefold.launch.start import train
+        """`fivefold.train.start.train`: train a run from Python."""
+        from fivefold.train.start import train
 
         return train(*args, **kwargs)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fivefold.config.huggingface import weights_directory
 from fivefold.config.run import Run
 from fivefold.model.family import family
-from fivefold.model.hf_import import load_into, open_weights
+from fivefold.model.hf_import import OnEvent, load_huggingface
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.zero import master_dtype, shard_data_parallel
 
@@ -23,10 +22,13 @@ def build_model(run: Run, mesh: Mesh) -> nn.Module:
     return model.train()
 
 
-def load_initial_weights(model: nn.Module, run: Run, mesh: Mesh) -> None:
-    """New weights, which depend on the seed but on no layout, or those of the Hugging Face directory of `model.from`."""
+def load_initial_weights(model: nn.Module, run: Run, on_event: OnEvent) -> None:
+    """New weights, which depend on the seed but on no layout, or those of the Hugging Face directory of `model.from`.
+
+    Raises UserError if the directory does not hold exactly this model's weights.
+    """
     chosen = family(run.model)
-    if run.model.weights == "load" and run.model.from_ is not None and chosen.huggingface is not None:
-        load_into(model, open_weights(weights_directory(run.model.from_), run.model, chosen.huggingface))
+    if run.model.weights == "load":
+        load_huggingface(model, run.model, chosen.huggingface, on_event)
     else:
         chosen.initialize(model, run.model, run.seed)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from fivefold.checkpoint.folder import CheckpointFolder
 from fivefold.config.files import difference, dump_run, load_run
 from fivefold.config.run import Run
 from fivefold.errors import UserError
@@ -55,6 +56,8 @@ def open_folder(run: Run, options: TrainOptions) -> RunFolder:
         return _fork(run, options.fork)
     path = run.folder
     earlier = _earlier_run(path)
+    if earlier is None and options.resume == "must":
+        raise UserError(f"there is no run in {path} to go on from; leave --resume at auto to start one")
     if earlier is not None:
         _lock(path)
         if options.restart:
@@ -62,10 +65,20 @@ def open_folder(run: Run, options: TrainOptions) -> RunFolder:
             earlier = None
         elif options.resume == "never":
             raise UserError(f"{path} holds a run already, and --resume is never; use --restart, or another name")
-    changes = [] if earlier is None else check_changes(run, earlier)
+    if earlier is not None and CheckpointFolder(path / CHECKPOINTS).steps():
+        return RunFolder(path, path, may_resume=True, changes=check_changes(run, earlier))
+    if options.resume == "must":
+        raise UserError(f"{path} has no checkpoint to go on from; leave --resume at auto to start from step 0")
+    return _new_folder(run, path, path)
+
+
+def _new_folder(run: Run, path: Path, origin: Path, changes: list[Difference] | None = None) -> RunFolder:
+    """Make the folder. Its run file comes first: whatever is killed after that leaves a run behind, not a riddle."""
     path.mkdir(parents=True, exist_ok=True)
     _lock(path)
-    return RunFolder(path, path, may_resume=earlier is not None, changes=changes)
+    folder = RunFolder(path, origin, may_resume=origin != path, changes=changes or [])
+    folder.write_run_file(run)
+    return folder
 
 
 def check_changes(run: Run, earlier: Run) -> list[Difference]:
@@ -101,9 +114,7 @@ def _fork(run: Run, name: str) -> RunFolder:
     if model:
         listed = ", ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, old, new in model)
         raise UserError(f"--fork {name}: the weights of {origin} do not fit another model ({listed})")
-    path.mkdir(parents=True, exist_ok=True)
-    _lock(path)
-    return RunFolder(path, origin, may_resume=True, changes=difference(earlier, run))
+    return _new_folder(run.model_copy(update={"name": name}), path, origin, difference(earlier, run))
 
 
 def _earlier_run(path: Path) -> Run | None:

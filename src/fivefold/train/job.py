@@ -20,7 +20,7 @@ from fivefold.checkpoint.find import Found
 from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order, validation_batches
-from fivefold.errors import UserError
+from fivefold.errors import RunError, UserError
 from fivefold.observe.observer import Observer, open_observer
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
@@ -54,6 +54,8 @@ class Job:
     asked_to_stop: bool = False
     asked_to_save: bool = False
     saved_step: int | None = None
+    awaited_step: int | None = None
+    """The newest step whose saving this start began."""
     saved_at: float = field(default_factory=time.monotonic)
 
     def save_overdue(self) -> bool:
@@ -124,13 +126,19 @@ class Job:
         self.observer.sync()
         state = {**self.progress.state(), "data": identity(self.run, self.data)}
         self.checkpointer.save(self.progress.step, state_tensors(self.model, self.optimizer.state()), state)
-        self.saved_step, self.saved_at, self.asked_to_save = self.progress.step, time.monotonic(), False
+        self.saved_step = self.awaited_step = self.progress.step
+        self.saved_at, self.asked_to_save = time.monotonic(), False
 
     def finish(self, stop: StopWish) -> None:
         """Wait until all is on disk, and say how this start ended."""
         self.checkpointer.wait()
         self.report_events()
         step, total = self.progress.step, self.run.total_steps
+        if self.awaited_step == step and self.checkpointer.saved != step:
+            raise RunError(
+                f"step {step} could not be saved, as said above; older checkpoints in {self.run.folder} are whole. Make "
+                "room or mend the disk, and start the same command again"
+            )
         if step >= total:
             self.observer.event("finished", step=step, message=f"finished {self.run.folder}: {step} steps")
         else:
@@ -157,7 +165,7 @@ def open_job(run: Run, mesh: Mesh, options: TrainOptions) -> Iterator[Job | None
         folder.path / CHECKPOINTS, keep=run.checkpoint.keep, on_event=lambda *event: reports.put(event)
     )
     try:
-        found = _find(folder, checkpointer, mesh, options, lambda *event: reports.put(event))
+        found = _find(folder, checkpointer, mesh)
         progress = _progress(run, data, folder, found)
         if found is not None and progress.step >= run.total_steps and not folder.forked:
             _say_finished(run, found, mesh)
@@ -185,7 +193,7 @@ def _opened(
     model = build_model(run, mesh)
     optimizer = ShardedOptimizer(model.named_parameters(), run.optim)
     if found is None:
-        load_initial_weights(model, run, mesh)
+        load_initial_weights(model, run, lambda *event: reports.put(event))
     else:
         state = optimizer.materialize() if progress.step else {}
         checkpointer.load(found, state_tensors(model, state))
@@ -230,21 +238,21 @@ def resolve(run: Run, mesh: Mesh) -> Run:
     )
 
 
-def _find(folder: RunFolder, checkpointer: Checkpointer, mesh: Mesh, options: TrainOptions, on_event: Any) -> Found | None:
-    """The checkpoint to go on from. Raises UserError if there must be one and is none."""
+def _find(folder: RunFolder, checkpointer: Checkpointer, mesh: Mesh) -> Found | None:
+    """The checkpoint to go on from. Raises UserError if a fork has none."""
     if not folder.may_resume:
         found = None
     elif folder.forked:
         found = checkpointer.latest_of(folder.origin / CHECKPOINTS)
     else:
         found = checkpointer.latest()
-    if found is None and (options.resume == "must" or folder.forked):
+    if found is None and folder.forked:
         mesh.from_main(lambda: _refuse_nothing(folder))
     return found
 
 
 def _refuse_nothing(folder: RunFolder) -> None:
-    raise UserError(f"{folder.origin} has no checkpoint to go on from; train it first, or leave --resume at auto")
+    raise UserError(f"{folder.origin} has no checkpoint to start from; train it first")
 
 
 def _progress(run: Run, data: RunData, folder: RunFolder, found: Found | None) -> Progress:

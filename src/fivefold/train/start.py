@@ -18,6 +18,7 @@ from fivefold.config.run import Run
 from fivefold.errors import RunError, UserError
 from fivefold.launch.environment import is_worker
 from fivefold.launch.local import run_workers, visible_gpus
+from fivefold.observe.sinks import require_sinks
 from fivefold.train.options import TrainOptions
 
 OTHERS_WAIT_S = 1.0  # before another rank repeats an error: by then the main rank has said it and the launcher ends all
@@ -63,8 +64,10 @@ def local_workers(run: Run, options: TrainOptions) -> int:
 
 
 def _check(run: Run, world: int | None) -> None:
+    """Raises UserError for a run that cannot be: its rules for `world` ranks, and the packages that it asks for."""
     if broken := check(run, world):
         raise ConfigError(broken)
+    require_sinks(run)
 
 
 def _flags(options: TrainOptions) -> list[str]:
