@@ -26,7 +26,9 @@ def find(kind: str, name: str, built_in: Mapping[str, T]) -> T:
     if name in registered:
         return registered[name].load()
     known = ", ".join(sorted({*built_in, *registered}))
-    raise UserError(f"no {kind} called {name!r}: known are {known}; others register under the entry point fivefold.{kind}")
+    raise UserError(
+        f"no {kind} called {name!r}: known are {known}; others register under the entry point fivefold.{kind}"
+    )
 
 
 def names(kind: str, built_in: Mapping[str, object] | tuple[str, ...]) -> list[str]:

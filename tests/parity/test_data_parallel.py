@@ -46,7 +46,9 @@ def results(tmp_path_factory):
 expected = functools.cache(reference)
 
 
-@pytest.mark.parametrize(("world", "case"), [(world, case) for world, cases in CASES.items() for case in cases], ids=str)
+@pytest.mark.parametrize(
+    ("world", "case"), [(world, case) for world, cases in CASES.items() for case in cases], ids=str
+)
 def test_a_layout_equals_one_process(results, world, case):
     ours, theirs = results[world, case], expected(case.model, case.packed)
     assert ours["losses"] == pytest.approx(theirs["losses"], rel=TOLERANCE)

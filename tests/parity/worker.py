@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from fivefold.config.run import Data, Parallel, Precision, Run, Source
-from fivefold.data.loader import Microbatch, Step
-from fivefold.data.loader import sample_numbers
+from fivefold.data.loader import Microbatch, Step, sample_numbers
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import connect, mesh_of
 from fivefold.train.build import build_model, load_initial_weights

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -39,15 +40,13 @@ def kill_at(trainer, process, name, step):
 def worker_ids(trainer, name):
     """The processes that still train this run: the kernel must have ended them with their parent."""
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            command = open(f"/proc/{entry}/cmdline", "rb").read().decode().split("\0")
+            command = file.read_bytes().decode().split("\0")
         except OSError:
             continue
-        if str(trainer.file) in command and name in command:
-            found.append(int(entry))
+        if str(trainer.file) in command and name in command and "--launcher" in command:
+            found.append(int(file.parent.name))
     return found
 
 

@@ -39,7 +39,16 @@ def test_a_stop_in_one_process_goes_on_in_another_layout_with_the_same_losses(tr
 
 
 def test_a_new_learning_rate_holds_from_the_first_resumed_step_and_is_recorded(trainer):
-    constant = ("--optim.decay", "constant", "--optim.warmup_fraction", "0", "--steps", "20", "--validate.every", "null")
+    constant = (
+        "--optim.decay",
+        "constant",
+        "--optim.warmup_fraction",
+        "0",
+        "--steps",
+        "20",
+        "--validate.every",
+        "null",
+    )
     trainer.train(*constant, "--optim.lr", "1e-3", stop_after=10)
     trainer.train(*constant, "--optim.lr", "1e-4")
     assert [line["lr"] for line in trainer.metrics()] == [1e-3] * 10 + [1e-4] * 10
@@ -106,7 +115,7 @@ def test_a_fork_needs_a_run_and_the_same_model(trainer):
 
 
 def test_resume_must_and_never_say_what_is_in_the_way_and_leave_nothing_behind(trainer):
-    with pytest.raises(UserError, match="there is no run in .* to go on from"):
+    with pytest.raises(UserError, match=r"there is no run in .* to go on from"):
         trainer.train(resume="must")
     assert not trainer.out.exists()
     trainer.train(stop_after=1)

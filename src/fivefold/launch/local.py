@@ -40,7 +40,9 @@ def run_workers(arguments: Sequence[str], count: int) -> int:
         meeting = Path(folder) / "rendezvous"
         command = [sys.executable, "-m", "fivefold", *arguments]
         workers = [
-            subprocess.Popen(command, env=worker_environment(rank, count, meeting), preexec_fn=_die_with_parent, process_group=0)
+            subprocess.Popen(
+                command, env=worker_environment(rank, count, meeting), preexec_fn=_die_with_parent, process_group=0
+            )
             for rank in range(count)
         ]
         return _watch(workers)
@@ -118,6 +120,8 @@ def _exit_code(workers: list[subprocess.Popen[bytes]], failed: int | None, recei
     code = workers[failed].returncode
     if code < 0 and not received:
         name = signal.Signals(-code).name
-        print(f"fivefold: worker {failed} of {len(workers)} was killed by {name}; the others were ended", file=sys.stderr)
+        print(
+            f"fivefold: worker {failed} of {len(workers)} was killed by {name}; the others were ended", file=sys.stderr
+        )
         return 1
     return 128 + received[0] if received else code

@@ -24,7 +24,7 @@ DECAYS: Mapping[str, Decay] = {
 
 
 def learning_rate(optim: Optim, step: int, total: int) -> float:
-    """The rate of optimizer step `step`, of 1 to `total`: lr at the warm-up's end, lr x final_lr_fraction at `total`."""
+    """The rate of step `step`, of 1 to `total`: lr at the warm-up's end, lr x final_lr_fraction at `total`."""
     warmup = round(optim.warmup_fraction * total)
     if step <= warmup:
         return optim.lr * step / warmup

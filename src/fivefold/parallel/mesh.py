@@ -117,7 +117,7 @@ def _local_device() -> torch.device:
     return device
 
 
-def _rendezvous(rank: int, world: int) -> dict[str, object]:
+def _rendezvous(rank: int, world: int) -> dict[str, Any]:
     """Where the ranks meet: a file of the local launcher, nowhere if alone, else MASTER_ADDR and MASTER_PORT."""
     if RENDEZVOUS in os.environ:
         return {"store": dist.FileStore(os.environ[RENDEZVOUS], world)}

@@ -33,7 +33,7 @@ def reduce_dtype(precision: Precision) -> torch.dtype:
 
 
 def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Precision) -> None:
-    """Wrap `model` in place, each of its `layers` as a unit of its own, the rest in one (untied: embedding and head apart).
+    """Wrap `model` in place: each of its `layers` is a unit, so are an untied embedding and head, the rest is one.
 
     stage 0 replicates; 1 shards, gathers once and reduces once a step; 2 reduces each microbatch; 3 also gathers each
     time a block is used. Gradients come out as sums over ranks, not means: the loss is already divided by the step's
@@ -41,8 +41,8 @@ def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Pre
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=reduce_dtype(precision))
     ranks = mesh.dense if mesh.replicas > 1 else mesh.dense["shard"]
-    for unit in _units(model):
-        fully_shard(unit, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3)
+    for part in _units(model):
+        fully_shard(part, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3)
     if mesh.dp > 1:
         for unit in sharded_units(model):
             unit.set_gradient_divide_factor(1.0)
@@ -69,7 +69,7 @@ def sharded_units(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    yield from model.layers  # type: ignore[union-attr, misc]
+    yield from model.layers  # type: ignore[misc]
     head = getattr(model, "head", None)
     if head is not None and any(True for _ in head.parameters()):  # a tied head has none: its weight is the root's
         yield model.embedding  # type: ignore[misc]

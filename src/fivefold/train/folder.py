@@ -82,7 +82,7 @@ def _new_folder(run: Run, path: Path, origin: Path, changes: list[Difference] | 
 
 
 def check_changes(run: Run, earlier: Run) -> list[Difference]:
-    """What `run` says differently from `earlier`, if a resume may change it all. Raises UserError with what it may not."""
+    """What `run` says differently from `earlier`, if a resume may change it. Raises UserError with what it may not."""
     changes = [change for change in difference(earlier, run) if change[0] not in ("name", "out")]
     refused = [change for change in changes if _is_fixed(change[0])]
     if refused:
@@ -109,7 +109,9 @@ def _fork(run: Run, name: str) -> RunFolder:
     if earlier is None:
         raise UserError(f"--fork {name}: there is no run in {origin} to start from")
     if path.exists() and any(path.iterdir()):
-        raise UserError(f"--fork {name}: {path} exists already; resume that run with --name {name}, or fork to another name")
+        raise UserError(
+            f"--fork {name}: {path} exists already; resume that run with --name {name}, or fork to another name"
+        )
     model = [change for change in difference(earlier, run) if _is_fixed(change[0]) and change[0].startswith("model.")]
     if model:
         listed = ", ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, old, new in model)
@@ -127,7 +129,9 @@ def _earlier_run(path: Path) -> Run | None:
         return load_run(path / RUN_FILE)
     others = sorted(each.name for each in path.iterdir() if each.name != ".lock")
     if others:
-        raise UserError(f"{path} holds {', '.join(others[:3])} but no {RUN_FILE}: it is no run; choose another name or out")
+        raise UserError(
+            f"{path} holds {', '.join(others[:3])} but no {RUN_FILE}: it is no run; choose another name or out"
+        )
     return None
 
 
@@ -152,7 +156,9 @@ def _lock(path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.seek(0)
-        raise UserError(f"{path} is being trained by another process ({file.read().strip()}); wait for it, or stop it") from None
+        raise UserError(
+            f"{path} is being trained by another process ({file.read().strip()}); wait for it, or stop it"
+        ) from None
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {os.uname().nodename}")
     file.flush()

@@ -136,8 +136,8 @@ class Job:
         step, total = self.progress.step, self.run.total_steps
         if self.awaited_step == step and self.checkpointer.saved != step:
             raise RunError(
-                f"step {step} could not be saved, as said above; older checkpoints in {self.run.folder} are whole. Make "
-                "room or mend the disk, and start the same command again"
+                f"step {step} could not be saved, as said above; older checkpoints in {self.run.folder} are whole. "
+                "Make room or mend the disk, and start the same command again"
             )
         if step >= total:
             self.observer.event("finished", step=step, message=f"finished {self.run.folder}: {step} steps")

@@ -11,7 +11,7 @@ class TrainOptions:
     """How to start. All of it concerns this start only; what is computed stands in the run file."""
 
     stop_after: int | None = None
-    """Stop, and save, after this many optimizer steps of this start; the learning rate is still that of the whole run."""
+    """Stop, and save, after this many optimizer steps of this start; the learning rate stays that of the whole run."""
     nproc: int | None = None
     """Local workers; None is one a GPU, or one."""
     resume: Literal["auto", "never", "must"] = "auto"

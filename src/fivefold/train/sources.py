@@ -83,8 +83,8 @@ def _tokenizer(run: Run, sources: list[TokenSource]) -> Tokenizer | None:
     for folder, tokenizer in zip(folders[1:], loaded[1:], strict=True):
         if tokenizer.to_json() != loaded[0].to_json():
             raise UserError(
-                f"{folders[0]} and {folder} were built with different tokenizers, so their token ids mean different text; "
-                "build one of them again with the other's (--tokenizer)"
+                f"{folders[0]} and {folder} were built with different tokenizers, so their token ids mean different "
+                "text; build one of them again with the other's (--tokenizer)"
             )
     return loaded[0] if loaded else None
 
