@@ -1,0 +1,82 @@
+"""What a trained run is good for: a directory that transformers loads, and text."""
+
+import json
+
+import pytest
+import torch
+
+from fivefold import Run, train
+from fivefold.checkpoint.find import open_checkpoint
+from fivefold.data.build import build
+from fivefold.data.recipe import BuildOptions
+from fivefold.errors import UserError
+from fivefold.train.use import export_run, generate_text, load_model
+
+TEXT = "the cat sat on the mat and the dog sat on the log. "
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """tiny-llama and tiny-bloom after a few steps on a text, by preset name."""
+    folder = tmp_path_factory.mktemp("use")
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(TEXT * (number + 5))
+    build([folder], folder / "data", BuildOptions(train_tokenizer=300, val_fraction=0.2, workers=1, progress=False))
+    found = {}
+    for preset in ("tiny-llama", "tiny-bloom"):
+        file = folder / f"{preset}.yaml"
+        file.write_text(
+            f"name: {preset}\nout: {folder}/runs\nsteps: 12\nmodel: {{preset: {preset}, layers: 2}}\n"
+            f"data: {{train: [{{path: {folder}/data}}], seq_len: 64}}\nbatch: {{global_size: 4, micro_size: 4}}\n"
+            "precision: {compute: fp32}\noptim: {lr: 3e-3}\nlog: {tensorboard: false}\n"
+        )
+        found[preset] = train(Run.load(file))
+    return found
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-bloom"])
+def test_an_export_has_our_logits_in_transformers_and_its_import_has_our_weights(runs, preset, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export_run(runs[preset], tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    ours = load_model(Run.load(runs[preset] / "run.yaml"), open_checkpoint(runs[preset]))
+    tokens = torch.tensor([AutoTokenizer.from_pretrained(tmp_path / "hf").encode(TEXT)])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+
+    again = tmp_path / "again.yaml"
+    again.write_text(
+        f"name: again\nout: {tmp_path}\nsteps: 1\nmodel: {{from: {tmp_path}/hf, weights: load}}\n"
+        f"data: {{train: [{{path: {runs[preset].parent.parent}/data}}], seq_len: 64}}\noptim: {{lr: 0}}\n"
+        "precision: {compute: fp32}\nlog: {tensorboard: false}\n"
+    )
+    imported = load_model(Run.load(again), open_checkpoint(train(Run.load(again))))
+    for (name, mine), (_, its) in zip(ours.named_parameters(), imported.named_parameters(), strict=True):
+        assert torch.equal(mine, its), name
+    export_run(tmp_path / "again", tmp_path / "hf2")
+    for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
+        assert (tmp_path / "hf2" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes(), file
+
+
+def test_the_text_generation_pipeline_runs_on_an_export(runs, tmp_path):
+    from transformers import pipeline
+
+    export_run(runs["tiny-llama"], tmp_path / "hf", dtype="bf16")
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    written = pipeline("text-generation", model=str(tmp_path / "hf"))("the cat", max_new_tokens=5, do_sample=False)
+    assert written[0]["generated_text"].startswith("the cat")
+
+
+def test_generation_begins_with_the_prompt_and_is_the_same_for_the_same_seed(runs):
+    texts = [generate_text(runs["tiny-llama"], "the cat", max_tokens=10, seed=seed) for seed in (1, 1, 2, 3)]
+    assert texts[0].startswith("the cat")
+    assert texts[0] == texts[1]
+    assert len(set(texts)) > 1
+
+
+def test_a_folder_without_a_run_or_a_step_that_was_not_saved_is_named(runs, tmp_path):
+    with pytest.raises(UserError, match=r"holds no run.yaml"):
+        export_run(tmp_path, tmp_path / "hf")
+    with pytest.raises(UserError, match="has no checkpoint of step 7; it has those of step 12"):
+        generate_text(runs["tiny-llama"], "the cat", step=7)
