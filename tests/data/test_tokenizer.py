@@ -101,6 +101,38 @@ def test_a_post_processor_that_adds_bos_and_eos_gives_one_bos(trained: Tokenizer
     assert Tokenizer.load(tmp_path / "out").encode("a b") == loaded.encode("a b")
 
 
+@pytest.mark.parametrize("names", [{}, {"eos_token": "</s>"}, {"eos_token": "</s>", "bos_token": "</s>"}])
+def test_a_post_processor_that_adds_only_an_end_gives_no_beginning(
+    trained: Tokenizer, tmp_path: Path, names: dict[str, str]
+) -> None:
+    # The end token was taken for the beginning, because it was all that an empty text was given.
+    from transformers import AutoTokenizer
+
+    loaded = Tokenizer.load(save(adding(trained, "$A </s>"), tmp_path / "in", **names), "</s>")
+    assert (loaded.bos, loaded.token(loaded.eod)) == (None, "</s>")
+    assert loaded.encode("a b") == trained.encode("a b")
+    loaded.save(tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("a b").input_ids == trained.encode("a b")
+
+
+@pytest.mark.parametrize("single", ["</s> $A", "</s> $A </s>", "$A </s>"])
+def test_one_token_may_be_both_beginning_and_end(trained: Tokenizer, tmp_path: Path, single: str) -> None:
+    names = {"bos_token": "</s>", "eos_token": "</s>", "add_bos_token": True}
+    loaded = Tokenizer.load(save(adding(trained, single), tmp_path / "in", **names))
+    assert loaded.bos == loaded.eod
+    assert loaded.encode("a b") == [loaded.bos, *trained.encode("a b")]
+    assert loaded.inner.encode("a b").ids == loaded.encode("a b")
+
+
+def test_a_beginning_is_found_in_a_vocabulary_without_the_letter_a(tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE({"x": 0}, []))
+    inner.add_special_tokens(["<s>", "</s>"])
+    names = [(name, inner.token_to_id(name)) for name in ("<s>", "</s>")]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=names)
+    loaded = Tokenizer.load(save(inner, tmp_path / "in", eos_token="</s>"))
+    assert loaded.bos == inner.token_to_id("<s>")
+
+
 def test_transformers_begins_a_text_as_we_do(trained: Tokenizer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

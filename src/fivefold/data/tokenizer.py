@@ -38,14 +38,12 @@ class Tokenizer:
     """Token that begins a document and a prompt; None for none."""
 
     def __post_init__(self) -> None:
-        self.inner.no_truncation()
-        self.inner.no_padding()
         head = [] if self.bos is None else [self.bos]
         known = self.inner.get_added_tokens_decoder()
         plain = [number for number in (*head, self.eod) if number not in known or not known[number].special]
         self.inner.add_special_tokens([self.token(number) for number in plain])
         self.inner.encode_special_tokens = True
-        if self.inner.encode("", add_special_tokens=True).ids != head:
+        if added_around(self.inner) != (head, []):
             names = [(self.token(number), number) for number in head]
             template = " ".join([*(name for name, _ in names), "$A"])
             self.inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=names)
@@ -196,15 +194,26 @@ def end_of_document(inner: tokenizers.Tokenizer, file: Path, name: str | None) -
 def begin_of_document(inner: tokenizers.Tokenizer, names: dict[str, Any]) -> int | None:
     """Id of bos if the tokenizer's files say that a text begins with it, in words or by their post-processor."""
     bos = text_of(names.get("bos_token"))
-    added = inner.encode("", add_special_tokens=True).ids
+    before, _ = added_around(inner)
     said = names.get("add_bos_token")
-    if said is False or (said is None and not added):
+    if said is False or (said is None and not before):
         return None
     if bos is not None:
         number = inner.token_to_id(bos)
-        return number if said or number in added else None
-    ends = text_of(names.get("eos_token"))
-    return next((number for number in added if inner.id_to_token(number) != ends), None)
+        return number if said or number in before else None
+    return before[0] if before else None
+
+
+def added_around(inner: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What the post-processor puts before a text, and what behind it."""
+    inner.no_truncation()
+    inner.no_padding()
+    for text in ("a", *inner.get_vocab(with_added_tokens=False)):
+        encoding = inner.encode(text, add_special_tokens=True)
+        inside = [place for place, added in enumerate(encoding.special_tokens_mask) if not added]
+        if inside:
+            return encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
+    return [], []
 
 
 def text_of(token: Any) -> str | None:
