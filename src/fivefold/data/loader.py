@@ -224,6 +224,15 @@ def make_microbatch(
     return Microbatch(torch.from_numpy(tokens_bs), torch.from_numpy(labels_bs), documents, packed)
 
 
+def check_validation_set(source: TokenSource, seq_len: int, tokens: int, document_mask: bool) -> None:
+    """Raises UserError for a source without a target, or `tokens` below one sequence."""
+    if source.tokens < 2:
+        raise UserError(f"{source.name} has {source.tokens} tokens: a validation set needs two at least")
+    check_has_targets(source, document_mask)
+    if source.tokens > tokens and tokens < seq_len:
+        raise UserError(f"validate.tokens {tokens} is less than one sequence: data.seq_len is {seq_len}")
+
+
 def validation_batches(
     source: TokenSource, seq_len: int, tokens: int, micro_size: int, dp_rank: int, dp_size: int, document_mask: bool
 ) -> Iterator[Microbatch]:
@@ -231,13 +240,9 @@ def validation_batches(
 
     The whole source if it has at most `tokens` tokens, else tokens // seq_len windows spread evenly over it. Every rank
     gets the same number of microbatches (filled with sequences without labels), so no collective waits for ever.
-    Raises UserError, at once, for a source without a target or `tokens` below one sequence.
+    Raises UserError as `check_validation_set`, at once.
     """
-    if source.tokens < 2:
-        raise UserError(f"{source.name} has {source.tokens} tokens: a validation set needs two at least")
-    check_has_targets(source, document_mask)
-    if source.tokens > tokens and tokens < seq_len:
-        raise UserError(f"validate.tokens {tokens} is less than one sequence: data.seq_len is {seq_len}")
+    check_validation_set(source, seq_len, tokens, document_mask)
     windows = window_count(source.tokens, seq_len)
     chosen = np.arange(windows)
     if source.tokens > tokens:

@@ -1,14 +1,17 @@
 """The folder of a run: whose it is, who writes to it, and whether this start may go on from what lies there.
 
-`open_folder` decides; it runs on the main rank only and changes nothing before every question is answered. One process
-group holds a folder at a time, by a lock that the kernel drops when its process dies.
+`open_folder` decides; it runs on the main rank only and changes nothing before every question is answered. What only
+the model or a checkpoint can refuse is found after that: `undo` then leaves all as it was. One process group holds a
+folder at a time, by a lock that the kernel drops when its process dies.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass, field
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +39,10 @@ class RunFolder:
     may_resume: bool
     changes: list[Difference] = field(default_factory=list)
     """What the run file says differently from the start before: key, old value, new value."""
+    made: tuple[Path, ...] = ()
+    """The folders that this start made, `path` first; none if it goes on in what was there."""
+    archived: Path | None = None
+    """Where this start moved an earlier run."""
 
     @property
     def forked(self) -> bool:
@@ -46,22 +53,44 @@ class RunFolder:
         """Put the resolved run file in place, whole."""
         replace_file(self.path / RUN_FILE, dump_run(run))
 
+    def undo(self) -> None:
+        """Take back what `open_folder` did, as this start was refused before its first step."""
+        if not self.made:
+            return
+        release(self.path)
+        shutil.rmtree(self.path)
+        for parent in self.made[1:]:
+            with suppress(OSError):
+                parent.rmdir()
+        if self.archived is not None:
+            self.archived.rename(self.path)
+
 
 def open_folder(run: Run, options: TrainOptions) -> RunFolder:
     """Take the folder of `run` (of its fork, if the options say so) for this process.
 
-    Raises UserError if it holds another run, is in use, or if the run file changed what a resume cannot change.
+    Raises UserError if it holds another run, is in use, cannot be written, or if the run file changed what a resume
+    cannot change.
     """
+    try:
+        return _open_folder(run, options)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run's folder {run.folder}: {error.strerror or error}; make room, or choose another out"
+        ) from error
+
+
+def _open_folder(run: Run, options: TrainOptions) -> RunFolder:
     if options.fork is not None:
         return _fork(run, options.fork)
     path = run.folder
-    earlier = _earlier_run(path)
+    earlier, archived = _earlier_run(path), None
     if earlier is None and options.resume == "must":
         raise UserError(f"there is no run in {path} to go on from; leave --resume at auto to start one")
     if earlier is not None:
         _lock(path)
         if options.restart:
-            _archive(path)
+            archived = _archive(path)
             earlier = None
         elif options.resume == "never":
             raise UserError(f"{path} holds a run already, and --resume is never; use --restart, or another name")
@@ -69,15 +98,20 @@ def open_folder(run: Run, options: TrainOptions) -> RunFolder:
         return RunFolder(path, path, may_resume=True, changes=check_changes(run, earlier))
     if options.resume == "must":
         raise UserError(f"{path} has no checkpoint to go on from; leave --resume at auto to start from step 0")
-    return _new_folder(run, path, path)
+    return _new_folder(run, RunFolder(path, path, may_resume=False, archived=archived))
 
 
-def _new_folder(run: Run, path: Path, origin: Path, changes: list[Difference] | None = None) -> RunFolder:
+def _new_folder(run: Run, folder: RunFolder) -> RunFolder:
     """Make the folder. Its run file comes first: whatever is killed after that leaves a run behind, not a riddle."""
-    path.mkdir(parents=True, exist_ok=True)
-    _lock(path)
-    folder = RunFolder(path, origin, may_resume=origin != path, changes=changes or [])
-    folder.write_run_file(run)
+    made = tuple(each for each in (folder.path, *folder.path.parents) if not each.exists())
+    folder.path.mkdir(parents=True, exist_ok=True)
+    _lock(folder.path)
+    folder = replace(folder, made=made)
+    try:
+        folder.write_run_file(run)
+    except OSError:
+        folder.undo()
+        raise
     return folder
 
 
@@ -116,7 +150,8 @@ def _fork(run: Run, name: str) -> RunFolder:
     if model:
         listed = ", ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, old, new in model)
         raise UserError(f"--fork {name}: the weights of {origin} do not fit another model ({listed})")
-    return _new_folder(run.model_copy(update={"name": name}), path, origin, difference(earlier, run))
+    changes = difference(earlier, run)
+    return _new_folder(run.model_copy(update={"name": name}), RunFolder(path, origin, may_resume=True, changes=changes))
 
 
 def _earlier_run(path: Path) -> Run | None:
@@ -127,7 +162,8 @@ def _earlier_run(path: Path) -> Run | None:
         raise UserError(f"{path} is a file; a run needs a folder there: choose another name or out")
     if (path / RUN_FILE).is_file():
         return load_run(path / RUN_FILE)
-    others = sorted(each.name for each in path.iterdir() if each.name != ".lock")
+    ours = {".lock", unfinished(path / RUN_FILE).name}
+    others = sorted(each.name for each in path.iterdir() if each.name not in ours)
     if others:
         raise UserError(
             f"{path} holds {', '.join(others[:3])} but no {RUN_FILE}: it is no run; choose another name or out"
@@ -135,8 +171,8 @@ def _earlier_run(path: Path) -> Run | None:
     return None
 
 
-def _archive(path: Path) -> None:
-    """Move an earlier run aside, under a name that says when."""
+def _archive(path: Path) -> Path:
+    """Move an earlier run aside, under a name that says when; gives its new place."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     target = path.with_name(f"{path.name}.archived-{stamp}")
     number = 1
@@ -144,7 +180,8 @@ def _archive(path: Path) -> None:
         number += 1
         target = path.with_name(f"{path.name}.archived-{stamp}-{number}")
     path.rename(target)
-    _held.pop(path, None)
+    release(path)
+    return target
 
 
 def _lock(path: Path) -> None:
@@ -172,9 +209,14 @@ def release(path: Path) -> None:
         file.close()
 
 
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is being written."""
+    return path.with_name(f".{path.name}.writing")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a small file so that a reader finds the old or the new text, whole, at any moment."""
-    temporary = path.with_name(f".{path.name}.writing")
+    temporary = unfinished(path)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

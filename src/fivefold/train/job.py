@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.checkpoint.find import Found
+from fivefold.checkpoint.load import stored_names
 from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order, validation_batches
@@ -31,7 +32,7 @@ from fivefold.train.meter import Meter, Reading
 from fivefold.train.options import TrainOptions
 from fivefold.train.progress import Progress
 from fivefold.train.signals import StopWish
-from fivefold.train.sources import RunData, check_vocabulary, identity, open_data, vocabulary
+from fivefold.train.sources import RunData, check_lengths, check_vocabulary, identity, open_data, vocabulary
 
 
 @dataclass
@@ -73,11 +74,9 @@ class Job:
         self.asked_to_stop |= stop
         self.asked_to_save |= save
         if reading.not_finite:
-            step, first = reading.record["step"], reading.not_finite[0]
-            message = (
-                f"step {step}: the gradient of {first} and {len(reading.not_finite) - 1} more is not finite; the step "
-                "changed nothing"
-            )
+            step, more = reading.record["step"], len(reading.not_finite) - 1
+            named = reading.not_finite[0] + (f" and {more} more" if more else "")
+            message = f"step {step}: the gradient of {named} is not finite; the step changed nothing"
             self.observer.event("step_skipped", step=step, parameters=reading.not_finite, message=message)
 
     def report_events(self) -> None:
@@ -164,6 +163,7 @@ def open_job(run: Run, mesh: Mesh, options: TrainOptions) -> Iterator[Job | None
     checkpointer = Checkpointer(
         folder.path / CHECKPOINTS, keep=run.checkpoint.keep, on_event=lambda *event: reports.put(event)
     )
+    begun = False
     try:
         found = _find(folder, checkpointer, mesh)
         progress = _progress(run, data, folder, found)
@@ -172,7 +172,12 @@ def open_job(run: Run, mesh: Mesh, options: TrainOptions) -> Iterator[Job | None
             yield None
             return
         with _opened(run, mesh, options, data, folder, found, progress, checkpointer, reports) as job:
+            begun = True
             yield job
+    except (UserError, RunError):
+        if mesh.is_main and not begun:
+            folder.undo()
+        raise
     finally:
         checkpointer.close()
         release(folder.path)
@@ -195,7 +200,8 @@ def _opened(
     if found is None:
         load_initial_weights(model, run, lambda *event: reports.put(event))
     else:
-        state = optimizer.materialize() if progress.step else {}
+        has_moments = any(name.startswith("optim.") for name in stored_names(found))
+        state = optimizer.materialize() if has_moments else {}
         checkpointer.load(found, state_tensors(model, state))
     observer = open_observer(run, folder.path, None if found is None else progress.step, mesh.rank)
     loader = _loader(run, mesh, data, progress)
@@ -225,7 +231,7 @@ def resolve(run: Run, mesh: Mesh) -> Run:
         data = open_data(run)
         vocab = vocabulary(run, data)
         check_vocabulary(data, vocab)
-        sample_order(data.train, [source.weight for source in run.data.train], run.data.seq_len, run.seed)
+        check_lengths(run, data)
         return vocab
 
     vocab = mesh.from_main(checked_vocabulary)
@@ -289,9 +295,12 @@ def _loader(run: Run, mesh: Mesh, data: RunData, progress: Progress) -> Loader:
 
 
 def _write_folder(run: Run, data: RunData, folder: RunFolder) -> None:
-    if data.tokenizer is not None:
-        data.tokenizer.save(folder.path)
-    folder.write_run_file(run)
+    try:
+        if data.tokenizer is not None:
+            data.tokenizer.save(folder.path)
+        folder.write_run_file(run)
+    except OSError as error:
+        raise RunError(f"cannot write into the run's folder {folder.path}: {error.strerror or error}") from error
 
 
 def _report_start(observer: Observer, folder: RunFolder, found: Found | None, progress: Progress) -> None:

@@ -36,8 +36,9 @@ class _Pending:
     step: int
     tokens: int
     lr: float
-    result: StepResult
-    votes: Tensor  # what was asked for, and the memory peak: the largest over all ranks
+    squares: Tensor
+    numbers: Tensor  # on the host: loss, norm, what was asked for, memory peak; on their way until `arrived`
+    arrived: torch.cuda.Event | None
 
 
 class Meter:
@@ -58,8 +59,9 @@ class Meter:
         runs ahead, the newest."""
         votes = torch.tensor([*map(float, asks), memory_peak(self.mesh.device)], dtype=torch.float64)
         votes = self.mesh.max(votes.to(self.mesh.device, non_blocking=True))
+        numbers = torch.cat([result.loss[None], result.norm[None], votes]).to("cpu", non_blocking=True)
         before = self.flush()
-        self.pending = _Pending(progress.step, progress.tokens, lr, result, votes)
+        self.pending = _Pending(progress.step, progress.tokens, lr, result.squares, numbers, self._mark())
         return before if self.mesh.device.type == "cuda" else self.flush()
 
     def flush(self) -> Reading | None:
@@ -67,9 +69,10 @@ class Meter:
         if self.pending is None:
             return None
         pending, self.pending = self.pending, None
-        loss, norm = float(pending.result.loss), float(pending.result.norm)
-        *asked, peak = pending.votes.tolist()
-        bad = [] if norm < float("inf") else self._not_finite(pending.result.squares)
+        if pending.arrived is not None:
+            pending.arrived.synchronize()
+        loss, norm, *asked, peak = pending.numbers.tolist()
+        bad = [] if norm < float("inf") else self._not_finite(pending.squares)
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
         rate = self.tokens_a_step / seconds
@@ -90,6 +93,14 @@ class Meter:
     def resume_clock(self) -> None:
         """Start the next step's time now: what came before was validation or saving."""
         self.since = time.perf_counter()
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """The device's place in its work, to wait for that and for nothing that is queued later."""
+        if self.mesh.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
 
     def _not_finite(self, squares: Tensor) -> list[str]:
         return [self.names[i] for i in (~torch.isfinite(squares)).nonzero().flatten().tolist()]

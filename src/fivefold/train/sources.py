@@ -13,9 +13,11 @@ from typing import Any
 import xxhash
 
 from fivefold.config.run import Run
+from fivefold.data.loader import check_validation_set
 from fivefold.data.source import TokenSource, open_source
 from fivefold.data.tokenizer import Tokenizer
 from fivefold.data.tokens import TokenSet
+from fivefold.data.windows import check_has_targets, check_long_enough
 from fivefold.errors import UserError
 
 
@@ -52,6 +54,15 @@ def check_vocabulary(data: RunData, vocab: int) -> None:
     """Look for token ids that the model does not have. Raises UserError with the first one."""
     for source in [*data.train, *data.validation.values()]:
         source.check_vocabulary(vocab)
+
+
+def check_lengths(run: Run, data: RunData) -> None:
+    """Refuse a set that is too short, or has nothing to learn or to validate. Raises UserError with the numbers."""
+    for source in data.train:
+        check_long_enough(source, run.data.seq_len)
+        check_has_targets(source, run.data.document_mask)
+    for source in data.validation.values() if run.validation.every is not None else ():
+        check_validation_set(source, run.data.seq_len, run.validation.tokens, run.data.document_mask)
 
 
 def identity(run: Run, data: RunData) -> list[dict[str, Any]]:
