@@ -131,6 +131,8 @@ def test_a_value_of_the_wrong_type_is_named_with_what_is_allowed(
         ("optim: {weight_dekay: 1}", "`optim.weight_dekay` does not exist; did you mean `optim.weight_decay`?"),
         ("lr: 1", "`lr` does not exist; did you mean `optim.lr`? the run file has name, out"),
         ("optmi: {lr: 1}", "`optmi` does not exist; did you mean `optim`?"),
+        ("optmi:\n  lr: 1", "`optmi` does not exist; did you mean `optim`?"),
+        ("zzz:", "`zzz` does not exist; the run file has name, out"),
         ("validation: {every: 1}", "`validation` does not exist; did you mean `validate`?"),
         ("parallel: {1: 2}", "`parallel.1` does not exist; parallel has tp"),
     ],
@@ -141,6 +143,21 @@ def test_an_unknown_key_gets_its_line_and_a_suggestion(refusal: Refusal, text: s
     )
     assert expected in message
     assert "run.yaml line 5)" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--zzz"], "`--zzz` does not exist; the run file has name, out"),
+        (["--zzz", "3"], "`--zzz` does not exist; the run file has name, out"),
+        (["--optim.zzz=3"], "`--optim.zzz` does not exist; optim has name, lr"),
+        (["--modell.layers", "3"], "`--modell.layers` does not exist; did you mean `--model.layers`?"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_or_without_a_value(refusal: Refusal, flags: list[str], expected: str) -> None:
+    message = refusal(*flags)
+    assert expected in message
+    assert "things are wrong" not in message
 
 
 def test_all_keys_and_types_that_are_wrong_come_in_one_message(refusal: Refusal) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fivefold import Run
+from fivefold.config import ranges
 from fivefold.config.duration import parse_duration
 from fivefold.config.rule import choices, divisors_of, multiples_around, value_of
 from fivefold.config.rules import RULES, broken_rules, check, with_world
@@ -260,6 +261,33 @@ def test_heads_that_tp_cannot_split_are_refused_with_what_it_can(
     about_heads = [sentence for sentence in check(run) if "heads" in sentence]
     assert all(f"over parallel.tp = {tp}; use parallel.tp {fitting}" in sentence for sentence in about_heads)
     assert bool(about_heads) == (fitting is not None)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "cp", "fitting"),
+    [
+        *[(250, 2, "248 or 252"), (250, 4, "248 or 256"), (254, 2, "252 or 256"), (254, 4, "248 or 256")],
+        *[(255, 2, "252 or 256"), (255, 4, "248 or 256"), (256, 2, None), (256, 4, None)],
+        *[(6, 2, "4 or 8"), (6, 4, "8"), (255, 1, None)],
+    ],
+)
+def test_sequences_that_cp_cannot_cut_are_refused_with_the_lengths_that_it_can(
+    load: Load, monkeypatch: pytest.MonkeyPatch, seq_len: int, cp: int, fitting: str | None
+) -> None:
+    run = unchecked(load, "--data.seq_len", str(seq_len), "--parallel.cp", str(cp), monkeypatch=monkeypatch)
+    about_length = [sentence for sentence in check(run) if "seq_len" in sentence]
+    expected = f"data.seq_len = {seq_len} is no multiple of 2 x parallel.cp = {2 * cp}; use data.seq_len {fitting}"
+    assert about_length == ([] if fitting is None else [expected])
+
+
+def test_the_names_that_are_built_in_are_those_that_the_torch_half_has() -> None:
+    from fivefold.model.family import BUILT_IN
+    from fivefold.optim.optimizer import OPTIMIZERS
+    from fivefold.optim.schedule import DECAYS
+
+    assert sorted(BUILT_IN) == list(ranges.FAMILIES)
+    assert sorted(OPTIMIZERS) == list(ranges.OPTIMIZERS)
+    assert sorted(DECAYS) == list(ranges.DECAYS)
 
 
 def test_the_world_decides_dp_and_with_it_the_batch(load: Load) -> None:

@@ -58,6 +58,15 @@ def test_every_value_knows_its_line() -> None:
     assert places["b", 1].where == "f.yaml line 4"
 
 
+def test_the_place_of_a_value_is_the_line_of_its_key() -> None:
+    # A key without a value was placed on the line after it, a section on the line of its first key.
+    places = read_text("a: 1\nb:\n\nc:\n  d: &x {e: 1}\n  f:\ng: *x\n", "f.yaml").places
+    lines = {key: int(places[key].where.removeprefix("f.yaml line ")) for key in places if key}
+    assert lines == {("a",): 1, ("b",): 2, ("c",): 4, ("c", "d"): 5, ("c", "d", "e"): 5, ("c", "f"): 6, ("g",): 7} | {
+        ("g", "e"): 5
+    }
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

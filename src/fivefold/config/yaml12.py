@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,7 @@ class _Reader:
                 dotted = ".".join(map(str, (*path, key)))
                 raise UserError(f"{self.source}: `{dotted}` is given twice, in line {lines[key]} and in line {line}")
             values[key] = self.build(value_node, (*path, key))
+            self.places[*path, key] = replace(self.places[*path, key], where=self.where(key_node))
             lines[key] = line
         return {key: value for key, value in merged.items() if key not in values} | values
 
