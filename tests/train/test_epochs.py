@@ -92,3 +92,20 @@ def test_a_run_that_ended_with_its_epoch_goes_on_with_the_next_if_it_is_given_mo
     trainer.train(*flags, "--steps", str(EPOCH + 3))
     assert len(take(delivered)) == 3
     assert [line["step"] for line in trainer.metrics()] == list(range(1, EPOCH + 4))
+
+
+@pytest.mark.parametrize("short_documents", [[40] * 1000, [40_000]], ids=["many", "joined"])
+def test_two_sources_of_equal_weight_give_equal_numbers_of_tokens_whatever_their_documents(
+    trainer, delivered, short_documents
+):
+    """Weights that count documents gave the source with long ones ten times its share (in another system)."""
+    first, second = (trainer.file.parent / name for name in ("first", "second"))
+    for folder, token, lengths in ((first, 1, short_documents), (second, 2, [4000] * 100)):
+        writer = TokenWriter(folder, 3, eod=0)
+        writer.write(np.full(sum(lengths), token), np.array(lengths))
+        writer.close()
+    sources = f"--data.train=[{{path: {first}}}, {{path: {second}}}]"
+    trainer.train(sources, "--data.document_mask", "false", "--steps", "15", "--validate.every", "null")
+    labels = [label for step in delivered for label in step]
+    assert len(labels) == 15 * 8 * SEQ
+    assert abs(labels.count(1) - labels.count(2)) <= SEQ

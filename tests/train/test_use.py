@@ -80,3 +80,47 @@ def test_a_folder_without_a_run_or_a_step_that_was_not_saved_is_named(runs, tmp_
         export_run(tmp_path, tmp_path / "hf")
     with pytest.raises(UserError, match="has no checkpoint of step 7; it has those of step 12"):
         generate_text(runs["tiny-llama"], "the cat", step=7)
+
+
+def test_documents_prompts_and_the_export_all_begin_with_the_one_beginning_that_the_tokenizer_asks_for(
+    tmp_path, monkeypatch
+):
+    """It was added by the template, the post-processor and the caller, up to three times (in another system)."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import processors
+    from transformers import AutoTokenizer
+
+    from fivefold.data.tokenizer import train as train_tokenizer
+    from fivefold.data.tokens import TokenSet
+
+    inner = Library.from_str(train_tokenizer([TEXT] * 20, 300).to_json())
+    inner.add_special_tokens(["<s>", "</s>"])
+    names = [(name, inner.token_to_id(name)) for name in ("<s>", "</s>")]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=names)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(TEXT * 8)
+    options = BuildOptions(tokenizer=str(tmp_path), val_fraction=0, workers=1, progress=False)
+    build([tmp_path / "0.txt", tmp_path / "1.txt"], tmp_path / "data", options)
+    (tmp_path / "run.yaml").write_text(
+        f"name: begun\nout: {tmp_path}\nsteps: 1\nmodel: {{preset: tiny-llama, layers: 1}}\n"
+        f"data: {{train: [{{path: {tmp_path}/data}}], seq_len: 16}}\nlog: {{tensorboard: false}}\n"
+    )
+    folder = train(Run.load(tmp_path / "run.yaml"))
+    export_run(folder, tmp_path / "hf")
+
+    bos, eos = (number for _, number in names)
+    document = AutoTokenizer.from_pretrained(tmp_path / "hf")(TEXT * 8).input_ids
+    assert document.count(bos) == 1
+    tokens = TokenSet.open(tmp_path / "data")
+    assert tokens.read(0, tokens.tokens).tolist() == [*document, eos] * 2
+    prompts = []
+    monkeypatch.setattr(
+        "fivefold.train.use.generate", lambda model, tokens, *_, **__: prompts.append(tokens) or iter([])
+    )
+    generate_text(folder, TEXT * 8)
+    assert prompts == [document]
+    for file in ("config.json", "generation_config.json"):
+        ids = json.loads((tmp_path / "hf" / file).read_text())
+        assert (ids["bos_token_id"], ids["eos_token_id"]) == (bos, eos)
