@@ -30,6 +30,7 @@ MODELS = {
     "llama": LLAMA,
     "llama-tied": LLAMA.model_copy(update={"tied": True}),
     "qwen3": LLAMA.model_copy(update={"qk_norm": True}),
+    "narrow": LLAMA.model_copy(update={"hidden": 6, "heads": 3, "kv_heads": 1, "head_dim": 2, "ffn": 5}),
     "bloom-tied": BLOOM.model_copy(update={"tied": True}),
 }
 

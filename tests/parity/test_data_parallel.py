@@ -26,7 +26,7 @@ LAYOUTS = {
     2: [Case(model, zero, 1, True) for model in ("llama", "bloom-tied") for zero in STAGES]
     + [Case("llama-tied", 1, 4, False), Case("qwen3", 3, 2, True)],
     4: [Case(model, zero, 1, True) for model in ("llama-tied", "bloom-tied") for zero in STAGES]
-    + [Case("qwen3", 1, 2, False)],
+    + [Case("qwen3", 1, 2, False), Case("narrow", 3, 1, True)],  # 6 rows on 4 ranks are 2, 2, 2 and none
 }
 FAULTY = Case("llama", 1, 2, False)
 FAULTS = (math.inf, -math.inf, math.nan)
