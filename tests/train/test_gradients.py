@@ -1,6 +1,7 @@
 """What a run does with gradients that are infinite, undefined or zero, and with every kind of clipping norm."""
 
 import math
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -88,13 +89,22 @@ def test_gradients_of_zero_have_the_norm_zero_and_make_nothing_undefined(trainer
     assert all(not tensor.any() for name, tensor in state_at(trainer, 3).items() if name.startswith("optim.exp_avg"))
 
 
-def test_a_run_whose_first_steps_were_all_skipped_resumes(trainer, fault):
+def unfused(groups, optim):
+    return torch.optim.AdamW(groups, lr=optim.lr, foreach=False)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "unfused"])
+def test_a_run_whose_first_steps_were_all_skipped_resumes(trainer, fault, monkeypatch, optimizer):
+    """An optimizer that never stepped has no moments yet: the checkpoint holds none, and its resume asked for them."""
+    point = EntryPoint("unfused", "tests.train.test_gradients:unfused", "fivefold.optimizers")
+    monkeypatch.setattr("fivefold.plugins.entry_points", lambda group: [point] if group == point.group else [])
+    flags = (*SHORT, "--optim.name", optimizer)
     fault({1, 2}, one_element(math.nan))
-    trainer.train(*SHORT, "--name", "whole")
+    trainer.train(*flags, "--name", "whole")
     fault({1, 2}, one_element(math.nan))
-    trainer.train(*SHORT, stop_after=2)
+    trainer.train(*flags, stop_after=2)
     fault((), None)
-    trainer.train(*SHORT)
+    trainer.train(*flags)
     assert computed(trainer.metrics())[2:] == computed(trainer.metrics("whole"))[2:]
 
 

@@ -10,6 +10,7 @@ from fivefold.checkpoint.find import open_checkpoint
 from fivefold.data.build import build
 from fivefold.data.recipe import BuildOptions
 from fivefold.errors import UserError
+from fivefold.observe.events import read_events
 from fivefold.train.use import export_run, generate_text, load_model
 
 TEXT = "the cat sat on the mat and the dog sat on the log. "
@@ -57,6 +58,26 @@ def test_an_export_has_our_logits_in_transformers_and_its_import_has_our_weights
     export_run(tmp_path / "again", tmp_path / "hf2")
     for file in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         assert (tmp_path / "hf2" / file).read_bytes() == (tmp_path / "hf" / file).read_bytes(), file
+
+
+def test_a_run_says_what_is_odd_about_the_weights_that_it_starts_from(runs, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    export_run(runs["tiny-llama"], tmp_path / "hf")
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        f"name: noted\nout: {tmp_path}\nsteps: 1\nmodel: {{from: {tmp_path}/hf, weights: load, tied: true}}\n"
+        f"data: {{train: [{{path: {runs['tiny-llama'].parent.parent}/data}}], seq_len: 64}}\n"
+        "log: {tensorboard: false}\n"
+    )
+    events = read_events(train(Run.load(run)) / "events.jsonl")
+    assert [event["message"] for event in events if event["kind"] == "weights_note"] == [
+        "the stored output head equals the embedding that it is tied to"
+    ]
 
 
 def test_the_text_generation_pipeline_runs_on_an_export(runs, tmp_path):
