@@ -13,6 +13,9 @@ from typing import Literal
 from fivefold.errors import UserError
 
 Launcher = Literal["auto", "local", "env", "slurm"]
+ONE_WISH_S = 2.0
+"""Signals this close together are one wish to stop: whoever ends a whole job or container (Slurm, systemd) signals each
+process in it, and a launcher passes its own signal on to workers that had it already."""
 
 
 def is_worker(launcher: Launcher, environ: MutableMapping[str, str] = os.environ) -> bool:
@@ -26,7 +29,8 @@ def is_worker(launcher: Launcher, environ: MutableMapping[str, str] = os.environ
         _require(environ, ("RANK", "WORLD_SIZE"), "--launcher env", "torchrun")
         return True
     if launcher == "slurm" or (launcher == "auto" and in_slurm_step(environ)):
-        _require(environ, ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), "--launcher slurm", "srun")
+        tasks = "SLURM_NTASKS" if "SLURM_NTASKS" in environ else "SLURM_STEP_NUM_TASKS"
+        _require(environ, ("SLURM_PROCID", tasks, "SLURM_LOCALID"), "--launcher slurm", "srun")
         _translate_slurm(environ)
         return True
     return False
@@ -41,7 +45,7 @@ def in_slurm_step(environ: MutableMapping[str, str]) -> bool:
 def _translate_slurm(environ: MutableMapping[str, str]) -> None:
     """What torch.distributed reads, from what Slurm sets; the first node of the step hosts the meeting point."""
     environ["RANK"] = environ["SLURM_PROCID"]
-    environ["WORLD_SIZE"] = environ.get("SLURM_STEP_NUM_TASKS", environ["SLURM_NTASKS"])
+    environ["WORLD_SIZE"] = environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"]
     environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     environ.setdefault("MASTER_ADDR", first_host(nodes) or "127.0.0.1")

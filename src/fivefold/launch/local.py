@@ -2,12 +2,13 @@
 
 The parent only watches. When a worker dies the others are ended, for a group without one rank can only hang; when the
 parent dies, the kernel ends the workers. SIGTERM and Ctrl-C are passed on, so that the workers save and end by
-themselves; a second Ctrl-C ends them at once.
+themselves; a second Ctrl-C, a moment later, ends them at once.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -18,8 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from fivefold.launch.environment import ONE_WISH_S
+
 RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"
-GRACE_S = 10.0  # from the first death, or the second signal, to SIGKILL
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+GRACE_S = 2.0  # from the first death to SIGKILL
 POLL_S = 0.05
 
 
@@ -39,21 +43,30 @@ def run_workers(arguments: Sequence[str], count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="fivefold-") as folder:
         meeting = Path(folder) / "rendezvous"
         command = [sys.executable, "-m", "fivefold", *arguments]
-        workers = [
-            subprocess.Popen(
-                command, env=worker_environment(rank, count, meeting), preexec_fn=_die_with_parent, process_group=0
-            )
-            for rank in range(count)
-        ]
-        return _watch(workers)
+        workers: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(count):
+                workers.append(_start(command, worker_environment(rank, count, meeting)))
+            return _watch(workers)
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+
+
+def _start(command: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A worker in a process group of its own, so that a terminal's Ctrl-C reaches the parent alone."""
+    follow = _die_with_parent if sys.platform == "linux" else None
+    return subprocess.Popen(command, env=environ, preexec_fn=follow, process_group=0)
 
 
 def worker_environment(rank: int, count: int, meeting: Path) -> dict[str, str]:
     """What tells a process that it is rank `rank` of `count` on this machine, and where the ranks meet."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    loopback = LOOPBACK.get(sys.platform)
     return {
         "OMP_NUM_THREADS": str(max(1, cores // count)),
-        "GLOO_SOCKET_IFNAME": "lo",
+        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -72,8 +85,14 @@ def _die_with_parent() -> None:
 def _watch(workers: list[subprocess.Popen[bytes]]) -> int:
     """Wait for all; pass signals on; end the rest when one fails."""
     received: list[int] = []
+    first = math.inf
 
     def pass_on(number: int, _: FrameType | None) -> None:
+        nonlocal first
+        now = time.monotonic()
+        if received and now - first < ONE_WISH_S:
+            return
+        first = min(first, now)
         received.append(number)
         kind = signal.SIGTERM if len(received) == 1 else signal.SIGKILL
         for worker in workers:
@@ -104,11 +123,11 @@ def _first_failure(workers: list[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Give the others a moment to end by themselves (they may be about to say the same), then SIGKILL."""
+    """Give the others a moment to end by themselves, then SIGKILL."""
     deadline = time.monotonic() + GRACE_S
     for worker in workers:
         try:
-            worker.wait(max(0.0, min(1.0, deadline - time.monotonic())))
+            worker.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             worker.kill()
             worker.wait()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+from fivefold.launch.environment import ONE_WISH_S
 
 
 @dataclass
@@ -21,15 +25,21 @@ class StopWish:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopWish]:
-    """Turn the first SIGTERM or SIGINT into a wish; the second ends the process as it always did."""
+    """Turn the first SIGTERM or SIGINT into a wish; a later one, not of the same wish, ends the process as ever."""
     wish = StopWish()
     kinds = (signal.SIGTERM, signal.SIGINT)
     before = {kind: signal.getsignal(kind) for kind in kinds}
 
+    first = math.inf
+
     def ask(number: int, _: FrameType | None) -> None:
-        wish.signal = signal.Signals(number)
-        for kind in kinds:
-            signal.signal(kind, before[kind])
+        nonlocal first
+        now = time.monotonic()
+        if not wish:
+            wish.signal, first = signal.Signals(number), now
+        elif now - first >= ONE_WISH_S:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     for kind in kinds:
         signal.signal(kind, ask)

@@ -21,7 +21,7 @@ from fivefold.launch.local import run_workers, visible_gpus
 from fivefold.observe.sinks import require_sinks
 from fivefold.train.options import TrainOptions
 
-OTHERS_WAIT_S = 1.0  # before another rank repeats an error: by then the main rank has said it and the launcher ends all
+OTHERS_WAIT_S = 10.0  # before another rank repeats an error: the main rank has said it, and the launcher ended all
 
 
 def start_training(run_file: Path, overrides: Sequence[str], options: TrainOptions) -> int:
