@@ -4,6 +4,8 @@ import pytest
 
 from fivefold.errors import UserError
 from fivefold.launch.environment import first_host, is_worker
+from fivefold.launch.local import worker_environment
+from fivefold.parallel import mesh
 
 STEP = {
     "SLURM_PROCID": "5",
@@ -40,6 +42,12 @@ def test_a_slurm_step_is_a_worker_and_gets_torchs_variables():
     }
 
 
+def test_a_step_needs_no_number_of_the_jobs_tasks():
+    environ = {name: value for name, value in STEP.items() if name != "SLURM_NTASKS"}
+    assert is_worker("auto", environ)
+    assert environ["WORLD_SIZE"] == "8"
+
+
 @pytest.mark.parametrize("step", ["", "batch", "4294967291"])
 def test_a_batch_script_is_no_worker_although_it_has_a_task_number(step):
     assert not is_worker("auto", {**STEP, "SLURM_STEP_ID": step})
@@ -48,7 +56,7 @@ def test_a_batch_script_is_no_worker_although_it_has_a_task_number(step):
 def test_asking_for_a_launcher_that_is_not_there_names_the_missing_variables():
     with pytest.raises(UserError, match="RANK, WORLD_SIZE not set; start with torchrun"):
         is_worker("env", {})
-    with pytest.raises(UserError, match="SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID not set; start with srun"):
+    with pytest.raises(UserError, match="SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID not set; start with srun"):
         is_worker("slurm", {})
 
 
@@ -58,3 +66,27 @@ def test_asking_for_a_launcher_that_is_not_there_names_the_missing_variables():
 )
 def test_the_first_host_of_a_node_list(nodes, first):
     assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(("platform", "loopback"), [("linux", "lo"), ("darwin", "lo0"), ("win32", None)])
+def test_local_workers_meet_on_the_loopback_that_the_system_has(monkeypatch, tmp_path, platform, loopback):
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert worker_environment(0, 1, tmp_path).get("GLOO_SOCKET_IFNAME") == loopback
+
+
+def test_a_rank_takes_its_own_gpu_or_the_only_one_that_its_scheduler_shows_it(monkeypatch):
+    """With one GPU bound to each task, task 3 asked for the fourth of one."""
+    monkeypatch.delenv(mesh.RENDEZVOUS, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert mesh.gpu_number(visible=8) == 3
+    assert mesh.gpu_number(visible=1) == 0
+
+
+def test_more_workers_than_gpus_are_refused_with_the_numbers(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match=r"rank 2 of this machine has no GPU: 2 can be seen; start 2 workers"):
+        mesh.gpu_number(visible=2)
+    monkeypatch.setenv(mesh.RENDEZVOUS, "a file of the local launcher, which binds no GPU")
+    with pytest.raises(UserError, match="1 can be seen; start 1 workers"):
+        mesh.gpu_number(visible=1)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fivefold.config.run import Parallel
+from fivefold.errors import UserError
 
 T = TypeVar("T")
 RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"  # a file that the workers of one machine meet in, set by the local launcher
@@ -112,9 +113,24 @@ def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
 def _local_device() -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    device = torch.device("cuda", gpu_number(torch.cuda.device_count()))
     torch.cuda.set_device(device)
     return device
+
+
+def gpu_number(visible: int) -> int:
+    """Which of this process's GPUs is its own. A scheduler may show each task its GPU alone, which then has number 0.
+
+    Raises UserError if there are fewer GPUs than ranks.
+    """
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    shown_alone = visible == 1 and RENDEZVOUS not in os.environ
+    if local >= visible and not shown_alone:
+        raise UserError(
+            f"rank {local} of this machine has no GPU: {visible} can be seen; start {visible} workers here, or hide "
+            "the GPUs (CUDA_VISIBLE_DEVICES='') to train on CPUs"
+        )
+    return 0 if shown_alone else local
 
 
 def _rendezvous(rank: int, world: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ of them asks for (stop, save), so all of them act in the same step.
 from __future__ import annotations
 
 import resource
+import sys
 import time
 from dataclasses import dataclass
 
@@ -118,4 +119,5 @@ def memory_peak(device: torch.device) -> float:
     """Bytes at most so far: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
