@@ -193,17 +193,13 @@ def build(inputs: tuple[Path, ...], out: Path, **options: Any) -> None:
     show_default=True,
     help="Who started the workers: this command (local), torchrun's environment (env), srun (slurm).",
 )
-def train(words: tuple[str, ...], restart: bool, fork: str | None, **options: Any) -> None:
+def train(words: tuple[str, ...], **options: Any) -> None:
     """Train, or go on training: the same name and run file resume from the newest checkpoint."""
     from fivefold.train.options import TrainOptions
     from fivefold.train.start import start_training
 
-    if restart and fork:
-        raise click.UsageError(
-            "--restart and --fork exclude each other: one puts the old run aside, the other goes on from it"
-        )
     file, overrides = run_file(words)
-    sys.exit(start_training(file, overrides, TrainOptions(restart=restart, fork=fork, **options)))
+    sys.exit(start_training(file, overrides, TrainOptions(**options)))
 
 
 @commands.command()

@@ -102,12 +102,17 @@ class Tokenizer:
             },
         }
 
+    def files(self) -> dict[str, str]:
+        """tokenizer.json and tokenizer_config.json: the text of each by its name."""
+        config = json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n"
+        return {FILE: self.to_json(), CONFIG: config}
+
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json and tokenizer_config.json into `folder`."""
+        """Write `files` into `folder`, which nobody reads yet."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / FILE).write_text(self.to_json(), encoding="utf-8")
-        (folder / CONFIG).write_text(json.dumps(self.config(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        for name, text in self.files().items():
+            (folder / name).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, source: str | Path, end_token: str | None = None) -> Tokenizer:
@@ -127,8 +132,8 @@ class Tokenizer:
             raise UserError(f"{file} is no tokenizer that can be read: {error}") from None
         config = read_json(file.parent / CONFIG) | {}
         names = read_json(file.parent / "special_tokens_map.json") | config
-        eod = end_of_document(inner, file, end_token or text_of(names.get("eos_token")))
-        return cls(inner, eod, begin_of_document(inner, names))
+        eod = end_of_document(inner, file, end_token or text_of(names, "eos_token", file))
+        return cls(inner, eod, begin_of_document(inner, file, names))
 
 
 def cut_at_lines(text: str) -> Iterator[str]:
@@ -191,15 +196,17 @@ def end_of_document(inner: tokenizers.Tokenizer, file: Path, name: str | None) -
     return inner.get_vocab()[usual[0]]
 
 
-def begin_of_document(inner: tokenizers.Tokenizer, names: dict[str, Any]) -> int | None:
+def begin_of_document(inner: tokenizers.Tokenizer, file: Path, names: dict[str, Any]) -> int | None:
     """Id of bos if the tokenizer's files say that a text begins with it, in words or by their post-processor."""
-    bos = text_of(names.get("bos_token"))
+    bos = text_of(names, "bos_token", file)
     before, _ = added_around(inner)
     said = names.get("add_bos_token")
     if said is False or (said is None and not before):
         return None
     if bos is not None:
         number = inner.token_to_id(bos)
+        if said and number is None:
+            raise UserError(f"{file}: texts begin with {bos!r}, says {CONFIG}, but it is not in the vocabulary")
         return number if said or number in before else None
     return before[0] if before else None
 
@@ -216,9 +223,13 @@ def added_around(inner: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def text_of(token: Any) -> str | None:
-    """A token's text; Hugging Face files give it plainly or as an object with `content`."""
-    return token.get("content") if isinstance(token, dict) else token
+def text_of(names: dict[str, Any], key: str, file: Path) -> str | None:
+    """The text of the token that `key` names; Hugging Face files give it plainly or as an object with `content`."""
+    token = names.get(key)
+    text = token.get("content") if isinstance(token, dict) else token
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{file}: {key} is {token!r} in {CONFIG} or beside it; it must be the text of a token")
+    return text
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -226,9 +237,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} holds no JSON object, but {file.read_text(encoding='utf-8').strip()[:40]!r}")
+    return content
 
 
 def download(name: str) -> Path:

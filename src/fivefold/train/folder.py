@@ -16,14 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from fivefold.checkpoint.files import sync_folder
 from fivefold.checkpoint.folder import CheckpointFolder
-from fivefold.config.files import difference, dump_run, load_run
+from fivefold.config.files import ConfigError, difference, dump_run, load_run
+from fivefold.config.rules import check
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.train.options import TrainOptions
 
 RUN_FILE = "run.yaml"
 CHECKPOINTS = "checkpoints"
+METRICS = "metrics.jsonl"
 ARCHITECTURE_NAMES = ("model.preset", "model.from", "model.weights")  # where it came from, not what it is
 Difference = tuple[str, Any, Any]
 _held: dict[Path, IO[str]] = {}  # locks of this process: open as long as it lives
@@ -72,9 +75,14 @@ def open_folder(run: Run, options: TrainOptions) -> RunFolder:
     Raises UserError if it holds another run, is in use, cannot be written, or if the run file changed what a resume
     cannot change.
     """
+    held = set(_held)
     try:
         return _open_folder(run, options)
-    except OSError as error:
+    except BaseException as error:
+        for path in set(_held) - held:
+            release(path)
+        if not isinstance(error, OSError):
+            raise
         raise UserError(
             f"cannot write the run's folder {run.folder}: {error.strerror or error}; make room, or choose another out"
         ) from error
@@ -84,15 +92,16 @@ def _open_folder(run: Run, options: TrainOptions) -> RunFolder:
     if options.fork is not None:
         return _fork(run, options.fork)
     path = run.folder
-    earlier, archived = _earlier_run(path), None
+    archived = None
+    if options.restart and _holds_run(path):
+        _lock(path)
+        archived = _archive(path)
+    earlier = _earlier_run(path)
     if earlier is None and options.resume == "must":
         raise UserError(f"there is no run in {path} to go on from; leave --resume at auto to start one")
     if earlier is not None:
         _lock(path)
-        if options.restart:
-            archived = _archive(path)
-            earlier = None
-        elif options.resume == "never":
+        if options.resume == "never":
             raise UserError(f"{path} holds a run already, and --resume is never; use --restart, or another name")
     if earlier is not None and CheckpointFolder(path / CHECKPOINTS).steps():
         return RunFolder(path, path, may_resume=True, changes=check_changes(run, earlier))
@@ -142,7 +151,10 @@ def _fork(run: Run, name: str) -> RunFolder:
     earlier = _earlier_run(origin)
     if earlier is None:
         raise UserError(f"--fork {name}: there is no run in {origin} to start from")
-    if path.exists() and any(path.iterdir()):
+    renamed = run.model_copy(update={"name": name})
+    if problems := check(renamed):
+        raise ConfigError(problems, f"--fork {name}")
+    if _earlier_run(path) is not None and _has_begun(path):
         raise UserError(
             f"--fork {name}: {path} exists already; resume that run with --name {name}, or fork to another name"
         )
@@ -151,24 +163,40 @@ def _fork(run: Run, name: str) -> RunFolder:
         listed = ", ".join(f"{key}: {_short(old)} -> {_short(new)}" for key, old, new in model)
         raise UserError(f"--fork {name}: the weights of {origin} do not fit another model ({listed})")
     changes = difference(earlier, run)
-    return _new_folder(run.model_copy(update={"name": name}), RunFolder(path, origin, may_resume=True, changes=changes))
+    return _new_folder(renamed, RunFolder(path, origin, may_resume=True, changes=changes))
+
+
+def _has_begun(path: Path) -> bool:
+    """Whether a run has something that a new start would lose; one that was killed while it started has nothing."""
+    metrics = path / METRICS
+    return bool(CheckpointFolder(path / CHECKPOINTS).steps()) or (metrics.exists() and metrics.stat().st_size > 0)
 
 
 def _earlier_run(path: Path) -> Run | None:
-    """The run that the folder holds, None if there is none. Raises UserError if it holds something else."""
-    if not path.exists():
+    """The run that the folder holds, None if there is none. Raises UserError if it cannot be told, or as below."""
+    if not _holds_run(path):
         return None
+    try:
+        return load_run(path / RUN_FILE)
+    except ConfigError as error:
+        raise UserError(f"{error}\nThis is the file of the run that {path} holds: mend it, or use --restart") from None
+
+
+def _holds_run(path: Path) -> bool:
+    """Whether the folder holds a run. Raises UserError if it holds something else."""
+    if not path.exists():
+        return False
     if not path.is_dir():
         raise UserError(f"{path} is a file; a run needs a folder there: choose another name or out")
     if (path / RUN_FILE).is_file():
-        return load_run(path / RUN_FILE)
+        return True
     ours = {".lock", unfinished(path / RUN_FILE).name}
     others = sorted(each.name for each in path.iterdir() if each.name not in ours)
     if others:
         raise UserError(
             f"{path} holds {', '.join(others[:3])} but no {RUN_FILE}: it is no run; choose another name or out"
         )
-    return None
+    return False
 
 
 def _archive(path: Path) -> Path:
@@ -185,17 +213,23 @@ def _archive(path: Path) -> Path:
 
 
 def _lock(path: Path) -> None:
-    """Hold the folder until this process ends. Raises UserError if another process holds it."""
+    """Hold the folder until this process ends. Raises UserError if another process holds it.
+
+    Some shared file systems have no locks (Lustre without its flock option): there nothing is held.
+    """
     if path in _held:
         return
     file = (path / ".lock").open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.seek(0)
         raise UserError(
             f"{path} is being trained by another process ({file.read().strip()}); wait for it, or stop it"
         ) from None
+    except OSError:
+        file.close()
+        return
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {os.uname().nodename}")
     file.flush()
@@ -222,6 +256,7 @@ def replace_file(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    sync_folder(path.parent)
 
 
 def _short(value: object) -> str:

@@ -27,7 +27,7 @@ from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.train.build import build_model, load_initial_weights
 from fivefold.train.evaluate import validation_loss
-from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release
+from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release, replace_file
 from fivefold.train.meter import Meter, Reading
 from fivefold.train.options import TrainOptions
 from fivefold.train.progress import Progress
@@ -128,6 +128,12 @@ class Job:
         self.saved_step = self.awaited_step = self.progress.step
         self.saved_at, self.asked_to_save = time.monotonic(), False
 
+    def save_fork(self) -> None:
+        """Give a fork a checkpoint of its own before its first step, so that it needs the first run no more."""
+        if self.run.checkpoint.every != "never":
+            self.save()
+            self.checkpointer.wait()
+
     def finish(self, stop: StopWish) -> None:
         """Wait until all is on disk, and say how this start ended."""
         self.checkpointer.wait()
@@ -167,8 +173,8 @@ def open_job(run: Run, mesh: Mesh, options: TrainOptions) -> Iterator[Job | None
     try:
         found = _find(folder, checkpointer, mesh)
         progress = _progress(run, data, folder, found)
-        if found is not None and progress.step >= run.total_steps and not folder.forked:
-            _say_finished(run, found, mesh)
+        if found is not None and progress.step >= progress.with_steps(run).total_steps and not folder.forked:
+            _say_finished(progress.with_steps(run), found, mesh)
             yield None
             return
         with _opened(run, mesh, options, data, folder, found, progress, checkpointer, reports) as job:
@@ -195,6 +201,7 @@ def _opened(
     checkpointer: Checkpointer,
     reports: queue.SimpleQueue[tuple[str, dict[str, Any]]],
 ) -> Iterator[Job]:
+    asked, run = run, progress.with_steps(run)
     model = build_model(run, mesh)
     optimizer = ShardedOptimizer(model.named_parameters(), run.optim)
     if found is None:
@@ -206,15 +213,18 @@ def _opened(
     observer = open_observer(run, folder.path, None if found is None else progress.step, mesh.rank)
     loader = _loader(run, mesh, data, progress)
     try:
-        mesh.from_main(lambda: _write_folder(run, data, folder))
+        mesh.from_main(lambda: _write_folder(asked, data, folder))
         _report_start(observer, folder, found, progress)
         last = run.total_steps if options.stop_after is None else progress.step + options.stop_after
         meter = Meter(run, mesh, list(optimizer.parameters))
         saved = None if found is None or folder.forked else progress.step
-        yield Job(
+        job = Job(
             run, mesh, data, model, optimizer, progress, loader, meter, observer, checkpointer, reports,
             min(last, run.total_steps), saved_step=saved,
         )  # fmt: skip
+        if folder.forked:
+            job.save_fork()
+        yield job
     finally:
         loader.close()
         checkpointer.close()
@@ -296,8 +306,8 @@ def _loader(run: Run, mesh: Mesh, data: RunData, progress: Progress) -> Loader:
 
 def _write_folder(run: Run, data: RunData, folder: RunFolder) -> None:
     try:
-        if data.tokenizer is not None:
-            data.tokenizer.save(folder.path)
+        for name, text in data.tokenizer.files().items() if data.tokenizer is not None else ():
+            replace_file(folder.path / name, text)
         folder.write_run_file(run)
     except OSError as error:
         raise RunError(f"cannot write into the run's folder {folder.path}: {error.strerror or error}") from error

@@ -25,7 +25,7 @@ def train(run: Run, mesh: Mesh, options: TrainOptions) -> int:
         if not job.ended():
             job.meter.resume_clock()
             for batch in job.loader:
-                lr = learning_rate(run.optim, job.progress.step + 1, run.total_steps)
+                lr = learning_rate(run.optim, job.progress.step + 1, job.run.total_steps)
                 result = train_step(
                     job.model, batch, job.optimizer, mesh, lr=lr, clip=run.optim.clip, zero=run.parallel.zero
                 )
@@ -33,7 +33,7 @@ def train(run: Run, mesh: Mesh, options: TrainOptions) -> int:
                 job.report(job.meter.push(job.progress, lr, result, asks=(bool(wish), job.save_overdue())))
 
                 validate, save, end = job.validation_due(), job.save_due(), job.ended()
-                if validate or save:
+                if validate or save or end:
                     job.report(job.meter.flush())
                 if validate:
                     job.validate()

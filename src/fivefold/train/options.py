@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fivefold.errors import UserError
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -22,3 +24,11 @@ class TrainOptions:
     """Start a new run of this name from the newest checkpoint of the run that the file names."""
     launcher: Literal["auto", "local", "env", "slurm"] = "auto"
     """Whether to start workers here or to be one."""
+
+    def __post_init__(self) -> None:
+        if self.restart and self.fork is not None:
+            raise UserError(
+                "--restart and --fork exclude each other: one puts the old run aside, the other goes on from it"
+            )
+        if self.restart and self.resume == "must":
+            raise UserError("--restart and --resume must exclude each other: after one there is nothing to go on from")

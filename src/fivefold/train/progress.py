@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fivefold.config.run import Run
 from fivefold.data.loader import Step
 
 
@@ -24,6 +25,14 @@ class Progress:
         self.step += 1
         self.samples = batch.first_sample + batch.size
         self.tokens += batch.size * seq_len
+
+    def with_steps(self, run: Run) -> Run:
+        """`run` with its number of steps: one of so many tokens reads those that are left in batches of its size."""
+        if run.tokens is None:
+            return run
+        left = max(0, int(run.tokens) - self.tokens)
+        steps = self.step - (-left // (run.batch.global_size * run.data.seq_len))
+        return run.model_copy(update={"steps": steps, "tokens": None})
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

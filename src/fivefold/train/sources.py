@@ -7,6 +7,7 @@ checkpoint keeps so that a resumed run reads the same tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,11 @@ class RunData:
     validation: dict[str, TokenSource]
     tokenizer: Tokenizer | None
     """None if the data carries none and the run file names none; then nothing can be generated or exported."""
+
+    @cached_property
+    def contents(self) -> list[dict[str, Any]]:
+        """What each training source holds. Read once: an index without a checksum is gigabytes for large data."""
+        return [{"tokens": each.tokens, "documents": len(each.starts), **_content(each)} for each in self.train]
 
 
 def open_data(run: Run) -> RunData:
@@ -67,10 +73,7 @@ def check_lengths(run: Run, data: RunData) -> None:
 
 def identity(run: Run, data: RunData) -> list[dict[str, Any]]:
     """What the training data is, wherever it lies: one entry a source."""
-    return [
-        {"tokens": source.tokens, "documents": len(source.starts), "weight": entry.weight, **_content(source)}
-        for source, entry in zip(data.train, run.data.train, strict=True)
-    ]
+    return [{**content, "weight": entry.weight} for content, entry in zip(data.contents, run.data.train, strict=True)]
 
 
 def _content(source: TokenSource) -> dict[str, str]:
