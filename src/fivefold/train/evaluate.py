@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -14,7 +15,7 @@ from fivefold.parallel.zero import release_gathered
 
 @torch.no_grad()
 def validation_loss(model: nn.Module, batches: Iterable[Microbatch], mesh: Mesh) -> float:
-    """Mean loss over all labels of all ranks' `batches`; every rank must bring the same number of them."""
+    """Mean loss over all labels of all ranks' `batches`, NaN without any; each rank must bring as many batches."""
     model.eval()
     total = torch.zeros(2, dtype=torch.float64, device=mesh.device)  # loss, labels
     for batch in batches:
@@ -24,4 +25,4 @@ def validation_loss(model: nn.Module, batches: Iterable[Microbatch], mesh: Mesh)
     release_gathered(model)
     model.train()
     loss, labels = mesh.sum(total).tolist()
-    return loss / labels
+    return loss / labels if labels else math.nan
