@@ -191,6 +191,29 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         Tokenizer.load("nobody/no-such-model")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"{", "tokenizer_config.json is not valid JSON"),
+        (b"\xff\xfe\x00", "tokenizer_config.json is not valid JSON"),
+        (b"[1]", r"tokenizer_config.json holds no JSON object, but '\[1\]'"),
+        (b'{"eos_token": 3}', "eos_token is 3 .* it must be the text of a token"),
+        (b'{"eos_token": {"content": ["a"]}}', "eos_token is .* it must be the text of a token"),
+        (
+            b'{"eos_token": "<|endoftext|>", "add_bos_token": true, "bos_token": "<gone>"}',
+            "texts begin with '<gone>', .* not in the vocabulary",
+        ),
+    ],
+)
+def test_a_broken_config_beside_a_tokenizer_is_named(
+    trained: Tokenizer, tmp_path: Path, content: bytes, says: str
+) -> None:
+    trained.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(UserError, match=says):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_hub_id_is_fetched_through_the_hub_library(
     trained: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,3 +135,28 @@ def test_a_start_killed_while_it_made_its_folder_is_no_riddle_to_the_next(traine
     (folder / ".run.yaml.writing").write_text("name: sm")
     trainer.train(stop_after=1)
     assert trainer.metrics()[-1]["step"] == 1
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff", b"", b"name: small\n", b"- a\n"])
+def test_a_run_whose_own_file_is_damaged_is_named_and_can_be_put_aside(trainer, content):
+    trainer.train(stop_after=1)
+    (trainer.out / "small" / "run.yaml").write_bytes(content)
+    before = files_of(trainer.out)
+    message = refusal(trainer)
+    assert f"{trainer.out / 'small' / 'run.yaml'}" in message
+    assert "mend it, or use --restart" in message
+    assert files_of(trainer.out) == before
+    trainer.train(restart=True, stop_after=2)
+    assert [line["step"] for line in trainer.metrics()] == [0, 1, 2]
+    (archived,) = trainer.out.glob("small.archived-*")
+    assert (archived / "run.yaml").read_bytes() == content
+
+
+def test_damaged_lines_of_an_earlier_start_do_not_stop_a_resume(trainer):
+    trainer.train(stop_after=2)
+    for name in ("metrics.jsonl", "events.jsonl"):
+        file = trainer.out / "small" / name
+        file.write_bytes(b"\x00\xff\n" + file.read_bytes() + b'{"step": 9')
+    trainer.train(stop_after=1)
+    assert [line["step"] for line in trainer.metrics()] == [0, 1, 2, 3]
+    assert [event["kind"] for event in trainer.events()][:2] == ["started", "checkpoint_saved"]
