@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from fivefold.config.huggingface import TokenIds, read_token_ids
 from fivefold.data.tokenizer import Tokenizer as TrainingTokenizer
-from fivefold.errors import UserError
+from fivefold.errors import RunError, UserError
 from fivefold.model.hf_export import Shard, export, plan_shards
 from fivefold.model.hf_tokenizer import write_tokenizer
 from tests.model.hf_directories import adaptor_of, opened, read_model
@@ -187,14 +188,25 @@ def test_a_tokenizer_that_is_larger_than_the_model_absent_or_broken_is_refused(t
 def test_an_export_that_fails_leaves_nothing_behind_and_the_next_one_clears_a_killed_ones_remains(source, tmp_path):
     model, weights = read_model(source), opened(source)
 
-    def fails(name):
-        if name == "head.weight":
-            raise OSError("No space left on device")
-        return weights.parameter(name)
+    def fails(error):
+        def parameter(name):
+            if name == "head.weight":
+                raise error
+            return weights.parameter(name)
 
-    with pytest.raises(OSError, match="No space left"):
-        export(tmp_path / "hf", model, adaptor_of(model), fails, END, None, shard_bytes=200_000)
+        return parameter
+
+    for error in (OSError("No space left on device"), SafetensorError("I/O error: No space left on device")):
+        with pytest.raises(RunError, match=r"hf could not be written, and nothing of it is left: .*No space left"):
+            export(tmp_path / "hf", model, adaptor_of(model), fails(error), END, None, shard_bytes=200_000)
+        assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "hf", model, adaptor_of(model), fails(KeyboardInterrupt()), END, None)
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="could not be written"):
+        exported(source, tmp_path / "file" / "hf")
+    (tmp_path / "file").unlink()
     (tmp_path / ".hf.partial").mkdir()
     (tmp_path / ".hf.partial/half").write_text("half")
     exported(source, tmp_path / "hf")

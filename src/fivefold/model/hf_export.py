@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -56,15 +57,15 @@ def export(
     holds `shard_bytes` at most, or one tensor that is larger.
 
     Raises UserError, before any weight is read, if the target is taken, the ids lie outside of the vocabulary or the
-    format cannot express the model; RunError if a tensor has another shape than the model's.
+    format cannot express the model; RunError if a tensor has another shape than the model's, or the disk refuses it.
     """
     _refuse_taken(target)
     _refuse_ids(model, ids)
     config = adaptor.config(model, ids, str(DTYPES[dtype]).removeprefix("torch."))
     partial = target.parent / f".{target.name}.partial"  # a killed export's remains have the same name
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     try:
+        partial.mkdir(parents=True)
         _write_json(partial / "config.json", config)
         _write_json(partial / "generation_config.json", hf_token_ids(ids))
         if tokenizer is not None:
@@ -75,9 +76,10 @@ def export(
         _flush(partial)
         partial.replace(target)
         _flush(target.parent)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{target} could not be written, and nothing of it is left: {error}") from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def plan_shards(shapes: dict[str, Shape], bytes_each: int, shard_bytes: int) -> list[Shard]:
