@@ -25,9 +25,9 @@ EXAMPLE: dict[str, Any] = {
     "data.train": [{"path": "data/stdlib", "weight": 1.0}],
     "data.validation": [{"name": "stdlib", "path": "data/stdlib-val"}],
     "data.seq_len": 256,
-    "batch.global_size": 8,
-    "batch.micro_size": 4,
-    "optim.lr": 3e-3,
+    "batch.global_size": 12,
+    "batch.micro_size": 6,
+    "optim.lr": 1.5e-3,
 }
 """What the example says otherwise than the defaults."""
 
