@@ -89,3 +89,14 @@ def test_what_all_ranks_refuse_is_said_once(trainer):  # noqa: F811
     output = trainer.run("--steps", "4", "--nproc", "2", code=2)
     assert output.count("is not what step-00000001 was trained on") == 1, output
     assert "Traceback" not in output
+
+
+def test_what_the_main_rank_alone_meets_is_said_without_the_confusion_of_the_others(trainer):  # noqa: F811
+    """The other ranks told at length of a connection that was closed."""
+    trainer.train("--steps", "4", stop_after=1)
+    file = trainer.out / "small" / "metrics.jsonl"
+    file.unlink()
+    file.mkdir()
+    output = trainer.run("--steps", "4", "--nproc", "2", code=1)
+    assert output.count("cannot write the run's files in") == 1
+    assert "Traceback" not in output

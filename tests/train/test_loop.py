@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 
 import pytest
 
@@ -82,3 +83,15 @@ def test_validation_without_a_label_is_undefined_and_no_crash(trainer, monkeypat
     monkeypatch.setattr("fivefold.train.job.validation_batches", unlabelled)
     trainer.train("--steps", "2")
     assert [math.isnan(line["val_loss/held"]) for line in trainer.metrics() if "val_loss/held" in line] == [True, True]
+
+
+def test_a_run_can_be_trained_in_a_thread_that_may_not_catch_signals(trainer):
+    thread = threading.Thread(target=trainer.train, args=(*QUIET, "--steps", "2"))
+    thread.start()
+    thread.join()
+    assert [line["step"] for line in trainer.metrics()] == [1, 2]
+
+
+def test_a_run_without_checkpoints_does_not_promise_to_go_on(trainer):
+    output = trainer.train(*QUIET, "--checkpoint.every", "never", stop_after=2)
+    assert "stopped as asked at step 2 of 60; nothing was saved: checkpoint.every is never" in output

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order, validation_batches
 from fivefold.errors import RunError, UserError
-from fivefold.observe.observer import Observer, open_observer
+from fivefold.observe.observer import Observer, SilentObserver, open_observer
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.train.build import build_model, load_initial_weights
@@ -148,7 +148,9 @@ class Job:
             self.observer.event("finished", step=step, message=f"finished {self.run.folder}: {step} steps")
         else:
             why = f"after {stop.signal.name}" if stop.signal else "as asked"
-            message = f"stopped {why} at step {step} of {total}; the same command goes on from there"
+            saved = self.run.checkpoint.every != "never"
+            then = "the same command goes on from there" if saved else "nothing was saved: checkpoint.every is never"
+            message = f"stopped {why} at step {step} of {total}; {then}"
             self.observer.event("stopped", step=step, message=message)
 
 
@@ -166,27 +168,29 @@ def open_job(run: Run, mesh: Mesh, options: TrainOptions) -> Iterator[Job | None
     folder = mesh.from_main(lambda: open_folder(run, options))
     run = run.model_copy(update={"name": folder.path.name})
     reports: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-    checkpointer = Checkpointer(
-        folder.path / CHECKPOINTS, keep=run.checkpoint.keep, on_event=lambda *event: reports.put(event)
-    )
     begun = False
     try:
-        found = _find(folder, checkpointer, mesh)
-        progress = _progress(run, data, folder, found)
-        if found is not None and progress.step >= progress.with_steps(run).total_steps and not folder.forked:
-            _say_finished(progress.with_steps(run), found, mesh)
-            yield None
-            return
-        with _opened(run, mesh, options, data, folder, found, progress, checkpointer, reports) as job:
-            begun = True
-            yield job
+        with closing(_checkpointer(run, folder, reports)) as checkpointer:
+            found = _find(folder, checkpointer, mesh)
+            progress = _progress(run, data, folder, found)
+            if found is not None and progress.step >= progress.with_steps(run).total_steps and not folder.forked:
+                _say_finished(progress.with_steps(run), found, mesh)
+                yield None
+                return
+            with _opened(run, mesh, options, data, folder, found, progress, checkpointer, reports) as job:
+                begun = True
+                yield job
     except (UserError, RunError):
         if mesh.is_main and not begun:
             folder.undo()
         raise
     finally:
-        checkpointer.close()
         release(folder.path)
+
+
+def _checkpointer(run: Run, folder: RunFolder, reports: queue.SimpleQueue[tuple[str, dict[str, Any]]]) -> Checkpointer:
+    """What it reports, also from its thread, waits in `reports` for the loop to pass it on."""
+    return Checkpointer(folder.path / CHECKPOINTS, keep=run.checkpoint.keep, on_event=lambda *event: reports.put(event))
 
 
 @contextmanager
@@ -210,7 +214,7 @@ def _opened(
         has_moments = any(name.startswith("optim.") for name in stored_names(found))
         state = optimizer.materialize() if has_moments else {}
         checkpointer.load(found, state_tensors(model, state))
-    observer = open_observer(run, folder.path, None if found is None else progress.step, mesh.rank)
+    observer = _observer(run, mesh, folder, None if found is None else progress.step)
     loader = _loader(run, mesh, data, progress)
     try:
         mesh.from_main(lambda: _write_folder(asked, data, folder))
@@ -286,6 +290,13 @@ def _progress(run: Run, data: RunData, folder: RunFolder, found: Found | None) -
         f"the training data of {folder.path} is not what {found.folder.name} was trained on:\n{listed}\n"
         "Put the old data back; or give this run another name, use --fork to go on with new data, or --restart."
     )
+
+
+def _observer(run: Run, mesh: Mesh, folder: RunFolder, resume_step: int | None) -> Observer:
+    """This rank's observer. If the main rank cannot open its files, all end alike."""
+    opened: list[Observer] = []
+    mesh.from_main(lambda: opened.append(open_observer(run, folder.path, resume_step, mesh.rank)))
+    return opened[0] if opened else SilentObserver()
 
 
 def _loader(run: Run, mesh: Mesh, data: RunData, progress: Progress) -> Loader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,12 @@ class StopWish:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopWish]:
-    """Turn the first SIGTERM or SIGINT into a wish; a later one, not of the same wish, ends the process as ever."""
+    """Turn the first SIGTERM or SIGINT into a wish; a later one, not of the same wish, ends the process as ever.
+
+    Python lets only the main thread do this: in another one there are no wishes.
+    """
     wish = StopWish()
-    kinds = (signal.SIGTERM, signal.SIGINT)
+    kinds = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     before = {kind: signal.getsignal(kind) for kind in kinds}
 
     first = math.inf
