@@ -84,7 +84,7 @@ def test_the_text_generation_pipeline_runs_on_an_export(runs, tmp_path):
     from transformers import pipeline
 
     export_run(runs["tiny-llama"], tmp_path / "hf", dtype="bf16")
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     written = pipeline("text-generation", model=str(tmp_path / "hf"))("the cat", max_new_tokens=5, do_sample=False)
     assert written[0]["generated_text"].startswith("the cat")
 
