@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -70,6 +71,16 @@ def test_a_signal_that_comes_twice_is_passed_on_once(started, monkeypatch):
     assert local.run_workers([], 1) == 128 + signal.SIGTERM
     assert log.read_text() == "ready asked "
     assert workers[0].returncode == 0
+
+
+def test_workers_can_be_started_from_a_thread_that_may_not_catch_signals(started):
+    _, log = started
+    log.write_text("asked ")
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(local.run_workers([], 2)))
+    thread.start()
+    thread.join()
+    assert codes == [0]
 
 
 def test_a_signal_to_launcher_and_workers_alike_stops_the_run_with_a_checkpoint(trainer):  # noqa: F811

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,7 +100,8 @@ def _watch(workers: list[subprocess.Popen[bytes]]) -> int:
             if worker.poll() is None:
                 worker.send_signal(kind)
 
-    before = {kind: signal.signal(kind, pass_on) for kind in (signal.SIGTERM, signal.SIGINT)}
+    kinds = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {kind: signal.signal(kind, pass_on) for kind in kinds}
     try:
         failed = _first_failure(workers)
         if failed is not None:
