@@ -2,6 +2,7 @@
 
 import pytest
 
+from fivefold.config.run import Parallel
 from fivefold.errors import UserError
 from fivefold.launch.environment import first_host, is_worker
 from fivefold.launch.local import worker_environment
@@ -90,3 +91,19 @@ def test_more_workers_than_gpus_are_refused_with_the_numbers(monkeypatch):
     monkeypatch.setenv(mesh.RENDEZVOUS, "a file of the local launcher, which binds no GPU")
     with pytest.raises(UserError, match="1 can be seen; start 1 workers"):
         mesh.gpu_number(visible=1)
+
+
+def test_a_step_is_known_by_its_older_name_too():
+    assert is_worker("auto", {("SLURM_STEPID" if name == "SLURM_STEP_ID" else name): v for name, v in STEP.items()})
+
+
+def test_ranks_without_a_place_to_meet_are_told_what_is_missing(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    for name in (mesh.RENDEZVOUS, "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with (
+        pytest.raises(UserError, match=r"RANK 1 and WORLD_SIZE 2 are set, but not MASTER_PORT, where the ranks meet"),
+        mesh.connect(Parallel()),
+    ):
+        pass

@@ -38,7 +38,7 @@ def is_worker(launcher: Launcher, environ: MutableMapping[str, str] = os.environ
 
 def in_slurm_step(environ: MutableMapping[str, str]) -> bool:
     """Whether srun started this process: a batch script's step has no number or is named batch (0xfffffffb)."""
-    step = environ.get("SLURM_STEP_ID", "")
+    step = environ.get("SLURM_STEP_ID") or environ.get("SLURM_STEPID", "")
     return "SLURM_PROCID" in environ and step.isdigit() and int(step) < 0xFFFFFF00
 
 

@@ -134,9 +134,17 @@ def gpu_number(visible: int) -> int:
 
 
 def _rendezvous(rank: int, world: int) -> dict[str, Any]:
-    """Where the ranks meet: a file of the local launcher, nowhere if alone, else MASTER_ADDR and MASTER_PORT."""
+    """Where the ranks meet: a file of the local launcher, nowhere if alone, else MASTER_ADDR and MASTER_PORT.
+
+    Raises UserError if nothing says where.
+    """
     if RENDEZVOUS in os.environ:
         return {"store": dist.FileStore(os.environ[RENDEZVOUS], world)}
     if world == 1 and "MASTER_ADDR" not in os.environ:
         return {"store": dist.HashStore()}
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UserError(
+            f"RANK {rank} and WORLD_SIZE {world} are set, but not {' and '.join(missing)}, where the ranks meet; start "
+            "with torchrun, or with --launcher local for workers of this machine alone"
+        )
     return {"init_method": "env://"}
