@@ -127,14 +127,20 @@ BROKEN: list[tuple[str, str]] = [
     ),
     ("--parallel.layers_per_stage [0,6]", "parallel.layers_per_stage = [0, 6]: every stage needs 1 layer or more"),
     ("--parallel.layers_per_stage []", "parallel.layers_per_stage = []: every stage needs"),
-    ("--parallel.layers_per_stage [5]", "must be pp x chunks = 1 numbers whose sum is model.layers = 6"),
-    ("--parallel.layers_per_stage [3,3]", "must be pp x chunks = 1 numbers"),
+    (
+        "--model.layers 6 --parallel.layers_per_stage [5]",
+        "must be pp x chunks = 1 numbers whose sum is model.layers = 6",
+    ),
+    ("--model.layers 6 --parallel.layers_per_stage [3,3]", "must be pp x chunks = 1 numbers"),
     ("--parallel.tp 3", "model.heads = 8 cannot be split over parallel.tp = 3; use parallel.tp 1, 2 or 4"),
     (
         "--parallel.tp 8",
         "4 key/value heads (model.kv_heads = 4) cannot be split over parallel.tp = 8; use parallel.tp 1, 2 or 4",
     ),
-    ("--parallel.tp 3", "model.ffn = 704 cannot be split over parallel.tp = 3; use model.ffn 702 or 705"),
+    (
+        "--model.ffn 704 --parallel.tp 3",
+        "model.ffn = 704 cannot be split over parallel.tp = 3; use model.ffn 702 or 705",
+    ),
     (
         "--data.seq_len 250 --parallel.cp 2",
         "data.seq_len = 250 is no multiple of 2 x parallel.cp = 4; use data.seq_len 248 or 252",
@@ -238,7 +244,7 @@ LEGAL = [
     "--model.preset tiny-bloom --model.hidden 36 --model.ffn 144",
     "--gpus 2",
     "--gpus 2 --parallel.dp 2",
-    "--parallel.layers_per_stage [6]",
+    "--model.layers 6 --parallel.layers_per_stage [6]",
 ]
 
 
