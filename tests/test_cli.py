@@ -88,7 +88,7 @@ def test_presets_as_json_has_exact_numbers() -> None:
     rows = {row["name"]: row for row in json.loads(call("presets", "--json").stdout)}
     assert rows["llama-3-8b"]["parameters"] == 8_030_261_248
     assert rows["llama-3-8b"]["parameters_a_token"] == 0
-    assert rows["tiny-llama"]["parameters_a_token"] == 256
+    assert rows["tiny-llama"]["parameters_a_token"] == 512
     assert "meta-llama/Meta-Llama-3-8B" in rows["llama-3-8b"]["source"]
 
 
@@ -103,7 +103,7 @@ def test_a_preset_by_name_is_printed_as_its_file() -> None:
 def test_check_says_what_a_run_comes_to(folder: Path) -> None:
     result = call("check", "run.yaml", "--model.vocab", "8192")
     assert result.exit_code == 0
-    assert "tiny-llama: 6,524,160 parameters, vocabulary 8,192" in result.stdout
+    assert "tiny-llama: 6,555,904 parameters, vocabulary 8,192" in result.stdout
     assert "300 steps = 614,400 tokens" in result.stdout
     assert "8 sequences x 256 = 2,048 tokens a step" in result.stdout
     assert "note: data/a does not exist yet" in result.stdout
@@ -113,7 +113,7 @@ def test_check_takes_the_vocabulary_from_the_data_that_is_there(folder: Path) ->
     (folder / "data" / "a").mkdir(parents=True)
     (folder / "data" / "a" / "dataset.json").write_text('{"vocab": 8192}')
     found = json.loads(call("check", "run.yaml", "--json").stdout)
-    assert (found["parameters"], found["vocabulary"], found["notes"]) == (6_524_160, 8192, [])
+    assert (found["parameters"], found["vocabulary"], found["notes"]) == (6_555_904, 8192, [])
 
 
 def test_check_notes_an_architecture_that_no_export_can_say(folder: Path) -> None:
