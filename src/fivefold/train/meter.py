@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from fivefold.hardware.catalogue import by_driver_name
 from fivefold.model.spec import train_flops_per_token
 from fivefold.observe.metrics import StepRecord
 from fivefold.parallel.mesh import Mesh
+from fivefold.train.moment import Moment
 from fivefold.train.progress import Progress
 from fivefold.train.step import StepResult
 
@@ -38,8 +38,8 @@ class _Pending:
     tokens: int
     lr: float
     squares: Tensor
-    numbers: Tensor  # on the host: loss, norm, what was asked for, memory peak; on their way until `arrived`
-    arrived: torch.cuda.Event | None
+    numbers: Tensor  # on the host: loss, norm, what was asked for, memory peak; there once the device is at `end`
+    end: Moment
 
 
 class Meter:
@@ -53,7 +53,7 @@ class Meter:
         peak = peak_flops(mesh.device, run.precision.compute)
         self.tokens_at_peak = None if peak is None else peak * mesh.world / flops  # tokens/s of an MFU of 1
         self.pending: _Pending | None = None
-        self.since = time.perf_counter()
+        self.since = Moment.mark(mesh.device)
 
     def push(self, progress: Progress, lr: float, result: StepResult, asks: tuple[bool, ...]) -> Reading | None:
         """Take the newest step's result and `asks`. Gives the reading of the step before, or on a CPU, where nothing
@@ -61,8 +61,9 @@ class Meter:
         votes = torch.tensor([*map(float, asks), memory_peak(self.mesh.device)], dtype=torch.float64)
         votes = self.mesh.max(votes.to(self.mesh.device, non_blocking=True))
         numbers = torch.cat([result.loss[None], result.norm[None], votes]).to("cpu", non_blocking=True)
+        end = Moment.mark(self.mesh.device)
         before = self.flush()
-        self.pending = _Pending(progress.step, progress.tokens, lr, result.squares, numbers, self._mark())
+        self.pending = _Pending(progress.step, progress.tokens, lr, result.squares, numbers, end)
         return before if self.mesh.device.type == "cuda" else self.flush()
 
     def flush(self) -> Reading | None:
@@ -70,12 +71,10 @@ class Meter:
         if self.pending is None:
             return None
         pending, self.pending = self.pending, None
-        if pending.arrived is not None:
-            pending.arrived.synchronize()
+        pending.end.wait()
         loss, norm, *asked, peak = pending.numbers.tolist()
         bad = [] if norm < float("inf") else self._not_finite(pending.squares)
-        now = time.perf_counter()
-        seconds, self.since = now - self.since, now
+        seconds, self.since = pending.end.seconds_since(self.since), pending.end
         rate = self.tokens_a_step / seconds
         record = StepRecord(
             step=pending.step,
@@ -93,15 +92,7 @@ class Meter:
 
     def resume_clock(self) -> None:
         """Start the next step's time now: what came before was validation or saving."""
-        self.since = time.perf_counter()
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """The device's place in its work, to wait for that and for nothing that is queued later."""
-        if self.mesh.device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
+        self.since = Moment.mark(self.mesh.device)
 
     def _not_finite(self, squares: Tensor) -> list[str]:
         return [self.names[i] for i in (~torch.isfinite(squares)).nonzero().flatten().tolist()]
