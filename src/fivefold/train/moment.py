@@ -1,4 +1,4 @@
-"""A point in a device's work: on a GPU an event in its queue, since the host runs ahead by as much as the queue holds."""
+"""A point in a device's work: on a GPU an event in its queue, for the host runs ahead by what the queue holds."""
 
 from __future__ import annotations
 
