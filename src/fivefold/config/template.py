@@ -25,6 +25,7 @@ EXAMPLE: dict[str, Any] = {
     "data.train": [{"path": "data/stdlib", "weight": 1.0}],
     "data.validation": [{"name": "stdlib", "path": "data/stdlib-val"}],
     "data.seq_len": 256,
+    "validate.tokens": 50_000,
     "batch.global_size": 12,
     "batch.micro_size": 6,
     "optim.lr": 1.5e-3,
