@@ -2,4 +2,13 @@
 
 import os
 
+import pytest
+
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, here and in the workers that tests start
+
+SLOW_ROOMS = ("tests/parity", "tests/train", "tests/launch", "tests/checkpoint")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take longest come first, so that no core waits at the end for one of them."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOW_ROOMS))

@@ -70,7 +70,7 @@ def test_the_template_writes_every_key_but_the_architecture(tmp_path: Path) -> N
 def test_the_template_says_the_defaults_where_the_example_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(template())
     run = Run.load(tmp_path / "run.yaml")
-    for name in ("cluster", "parallel", "precision", "recompute", "checkpoint", "log", "validation"):
+    for name in ("cluster", "parallel", "precision", "recompute", "checkpoint", "log"):
         assert getattr(run, name) == RunClass.model_fields[name].default
 
 
