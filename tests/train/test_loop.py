@@ -34,7 +34,7 @@ class LateMeter(Meter):
 @pytest.mark.parametrize("flags", [("--checkpoint.every", "never"), ("--checkpoint.every", "null"), ()])
 def test_no_step_lacks_its_line_where_steps_are_read_late(trainer, monkeypatch, flags):
     """Without a checkpoint or a validation at the end the last step's line was never written."""
-    monkeypatch.setattr("fivefold.train.job.Meter", LateMeter)
+    monkeypatch.setattr("fivefold.train.opening.Meter", LateMeter)
     trainer.train(*QUIET, "--steps", "5", *flags)
     assert [line["step"] for line in trainer.metrics()] == [1, 2, 3, 4, 5]
 

@@ -30,7 +30,7 @@ class CheckpointFolder:
         """The checkpoints by step, newest first. A replaced one counts only while its successor is not in place."""
         found: dict[int, Path] = {}
         for path in sorted(self.path.iterdir(), reverse=True) if self.path.is_dir() else []:
-            if match := _WHOLE.fullmatch(path.name):
+            if (match := _WHOLE.fullmatch(path.name)) and path.is_dir():
                 found.setdefault(int(match[2]), path)
         return sorted(found.items(), reverse=True)
 

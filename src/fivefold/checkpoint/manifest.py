@@ -54,7 +54,7 @@ class Manifest:
         try:
             body = json.loads(raw)
             body.pop("xxh3")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DamageError(MANIFEST, f"is cut short or overwritten ({len(raw):,} bytes: {error})") from error
         if _seal(body) != raw:
             raise DamageError(MANIFEST, "does not match its own checksum")

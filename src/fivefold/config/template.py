@@ -26,8 +26,8 @@ EXAMPLE: dict[str, Any] = {
     "data.validation": [{"name": "stdlib", "path": "data/stdlib-val"}],
     "data.seq_len": 256,
     "validate.tokens": 50_000,
-    "batch.global_size": 12,
-    "batch.micro_size": 6,
+    "batch.global_size": 8,
+    "batch.micro_size": 4,
     "optim.lr": 1.5e-3,
 }
 """What the example says otherwise than the defaults."""

@@ -20,6 +20,7 @@ from fivefold.errors import UserError
 PAIR = "tokens"  # stem of the pair inside a folder that we wrote
 SIDECAR = "dataset.json"
 TOKENIZER = "tokenizer.json"
+SIDECAR_TYPES = {"tokens": int, "documents": int, "max_token": int, "eod": int | None, "checksums": dict}
 
 
 class TokenSet(TokenSource):
@@ -119,12 +120,14 @@ def read_sidecar(path: Path, index: Index) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-        stated = meta["tokens"], meta["documents"], meta["max_token"], meta["eod"]
-    except (ValueError, KeyError, TypeError) as error:
+        meta = {"checksums": {}} | json.loads(path.read_text(encoding="utf-8"))
+        wrong = [f"{key} is {meta[key]!r}" for key, kind in SIDECAR_TYPES.items() if not isinstance(meta[key], kind)]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}); build the data again") from None
-    found = index.tokens, len(index.boundaries) - 1
-    if stated[:2] != found:
+    if wrong:
+        raise UserError(f"{path} is damaged ({', '.join(wrong)}); build the data again")
+    stated, found = (meta["tokens"], meta["documents"]), (index.tokens, len(index.boundaries) - 1)
+    if stated != found:
         raise UserError(
             f"{path} speaks of {stated[0]} tokens in {stated[1]} documents, but the .idx beside it of {found[0]} in "
             f"{found[1]}"

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import FrameType
 
 from fivefold.launch.environment import ONE_WISH_S
+from fivefold.parallel.rendezvous import RENDEZVOUS
 
-RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 GRACE_S = 2.0  # from the first death to SIGKILL
 POLL_S = 0.05

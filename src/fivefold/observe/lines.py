@@ -37,7 +37,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
     """The object on a line, or None if the line is torn or holds something else."""
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None
 

@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
+from fivefold.parallel.rendezvous import RENDEZVOUS
 
 T = TypeVar("T")
-RENDEZVOUS = "FIVEFOLD_RENDEZVOUS"  # a file that the workers of one machine meet in, set by the local launcher
 
 
 @dataclass(frozen=True)

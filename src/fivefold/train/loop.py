@@ -9,7 +9,7 @@ from __future__ import annotations
 from fivefold.config.run import Run
 from fivefold.optim.schedule import learning_rate
 from fivefold.parallel.mesh import Mesh
-from fivefold.train.job import open_job
+from fivefold.train.opening import open_job
 from fivefold.train.options import TrainOptions
 from fivefold.train.signals import stop_on_signals
 from fivefold.train.step import train_step

@@ -80,7 +80,7 @@ def _content(source: TokenSource) -> dict[str, str]:
     """A checksum of the tokens where one is kept, else of what is cheap to read: the index."""
     if not isinstance(source, TokenSet):
         return {"source": source.name}
-    if source.meta and "checksums" in source.meta:
+    if source.meta and source.bin.name in source.meta["checksums"]:
         return {"xxh3": source.meta["checksums"][source.bin.name]}
     digest = xxhash.xxh3_64()
     with source.idx.open("rb") as file:
