@@ -142,6 +142,12 @@ def test_a_manifest_cut_anywhere_is_damaged(run: Path) -> None:
             Manifest.read(folder)
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"null", b"{}", b'{"xxh3": 1}', bytes(range(256))])
+def test_a_manifest_that_was_overwritten_is_damaged(run: Path, content: bytes) -> None:
+    (run / "checkpoints/step-00000100/manifest.json").write_bytes(content)
+    assert_holds(open_checkpoint(run, on_event=Events()), 50)
+
+
 def test_a_whole_checkpoint_under_the_name_of_another_step_is_damaged(run: Path) -> None:
     shutil.rmtree(run / "checkpoints/step-00000100")
     shutil.copytree(run / "checkpoints/step-00000050", run / "checkpoints/step-00000100")

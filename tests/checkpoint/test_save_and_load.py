@@ -136,6 +136,18 @@ def test_a_save_after_a_rewind_removes_the_past_that_was_left(tmp_path: Path, ev
     assert checkpointer.latest().step == 15
 
 
+def test_a_file_under_the_name_of_a_checkpoint_is_none_and_is_in_no_saves_way(tmp_path: Path, events: Events) -> None:
+    """It was taken for a later step, whose deletion failed after each save."""
+    checkpointer = checkpointer_in(tmp_path, events)
+    stray = tmp_path / "checkpoints/step-00000099"
+    stray.write_text("a note")
+    save(checkpointer, 10)
+    save(checkpointer, 20)
+    assert checkpointer.latest().step == 20
+    assert stray.read_text() == "a note"
+    assert not events.of("checkpoint_failed") + events.of("checkpoint_not_removed")
+
+
 def test_missing_names_are_named(tmp_path: Path, events: Events) -> None:
     checkpointer = checkpointer_in(tmp_path, events)
     save(checkpointer, 1)

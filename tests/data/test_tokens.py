@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -140,6 +141,27 @@ def test_a_sidecar_of_another_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b/dataset.json").write_text("{")
     with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
         TokenSet.open(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_token", None), ("max_token", "many"), ("eod", "x"), ("tokens", "5"), ("checksums", None), ("checksums", [])],
+)
+def test_a_sidecar_whose_values_have_the_wrong_type_is_named(tmp_path: Path, key: str, value: object) -> None:
+    """They were found by a traceback when the first vocabulary was compared, or the first short window filled."""
+    write_set(tmp_path / "a", [3, 2])
+    meta = json.loads((tmp_path / "a/dataset.json").read_text())
+    (tmp_path / "a/dataset.json").write_text(json.dumps({**meta, key: value}))
+    with pytest.raises(UserError, match=rf"dataset\.json is damaged \({key} is {re.escape(repr(value))}\)"):
+        TokenSet.open(tmp_path / "a")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "[" * 100_000])
+def test_a_sidecar_that_is_no_object_is_named(tmp_path: Path, text: str) -> None:
+    write_set(tmp_path / "a", [3, 2])
+    (tmp_path / "a/dataset.json").write_text(text)
+    with pytest.raises(UserError, match=r"dataset\.json cannot be read"):
+        TokenSet.open(tmp_path / "a")
 
 
 def test_ids_beyond_the_vocabulary_are_found_with_their_place(tmp_path: Path) -> None:

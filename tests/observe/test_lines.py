@@ -87,6 +87,14 @@ def test_a_block_of_zeros_left_by_a_power_cut_goes(tmp_path: Path) -> None:
     assert path.read_text() == '{"n": 1}\n{"n": 2}\n'
 
 
+def test_a_line_of_nothing_but_brackets_goes(tmp_path: Path) -> None:
+    """Python's JSON reader ends in a RecursionError there, which is no ValueError."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' + "[" * 100_000 + "\n")
+    everything(path).close()
+    assert path.read_text() == '{"n": 1}\n'
+
+
 def test_a_whole_file_is_not_rewritten_at_opening(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n')

@@ -96,6 +96,16 @@ def test_a_run_that_ended_with_its_epoch_goes_on_with_the_next_if_it_is_given_mo
     assert [line["step"] for line in trainer.metrics()] == list(range(1, EPOCH + 4))
 
 
+def test_a_batch_of_another_size_goes_on_where_the_stream_was(trainer, flags, delivered):
+    """The cursor counts samples: steps x the size of a batch would be another place after the size has changed."""
+    trainer.train(*flags, "--name", "whole", "--steps", str(EPOCH))
+    whole = [place for step in take(delivered) for place in step]
+    trainer.train(*flags, "--steps", str(EPOCH), stop_after=8)
+    larger = ("--batch.global_size", str(3 * GLOBAL), "--batch.micro_size", str(3 * GLOBAL))
+    trainer.train(*flags, *larger, "--steps", "12")
+    assert [place for step in delivered for place in step] == whole
+
+
 @pytest.mark.parametrize("short_documents", [[40] * 1000, [40_000]], ids=["many", "joined"])
 def test_two_sources_of_equal_weight_give_equal_numbers_of_tokens_whatever_their_documents(
     trainer, delivered, short_documents
