@@ -168,9 +168,10 @@ def test_a_row_inside_one_document_is_not_packed_even_if_the_next_begins_at_its_
 
 def test_the_last_short_window_is_filled_with_the_end_token(tmp_path: Path) -> None:
     source = write_set(tmp_path / "a", [20])
+    source.eod = 7  # 0 is what a fresh array holds anyway
     first, last = list(validation_batches(source, SEQ, 1000, 1, 0, 1, True))
     assert first.labels[0].tolist() == list(range(2, 18))
-    assert last.tokens[0].tolist() == [17, 18, 19] + [0] * 13
+    assert last.tokens[0].tolist() == [17, 18, 19] + [7] * 13
     assert last.labels[0].tolist() == [18, 19, 0] + [IGNORE] * 13
 
 
