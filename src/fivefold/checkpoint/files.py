@@ -87,17 +87,6 @@ def write_file(path: Path, data: bytes) -> FileRecord:
     return file.record
 
 
-def sync_folder(path: Path) -> None:
-    """Put the names in a folder on disk: a rename survives a power cut only after this."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        os.close(descriptor)
-
-
 def remove_tree(path: Path) -> None:
     """Delete a folder with all that is in it; one that is not there is fine."""
     with contextlib.suppress(FileNotFoundError):

@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from fivefold.checkpoint.files import remove_tree, sync_folder
+from fivefold.checkpoint.files import remove_tree
 from fivefold.checkpoint.manifest import step_name
+from fivefold.durable import sync
 
 _WHOLE = re.compile(r"(\.replaced-)?step-(\d{8,})")
 
@@ -37,7 +38,7 @@ class CheckpointFolder:
     def recover(self) -> None:
         """Make the folder if need be, and clear away what killed processes and failed saves left behind."""
         self.path.mkdir(parents=True, exist_ok=True)
-        sync_folder(self.path)
+        sync(self.path)
         for path in sorted(self.path.glob(".replaced-step-*")):
             successor = self.path / path.name.removeprefix(".replaced-")
             if successor.exists():
@@ -60,12 +61,12 @@ class CheckpointFolder:
     def commit(self, step: int) -> Path:
         """Give what was saved its name. At every moment the old or the new one of this step can be found."""
         whole, replaced = self.path / step_name(step), self.path / f".replaced-{step_name(step)}"
-        sync_folder(self.saving(step))
+        sync(self.saving(step))
         if whole.exists():
             remove_tree(replaced)
             whole.rename(replaced)
         self.saving(step).rename(whole)
-        sync_folder(self.path)
+        sync(self.path)
         if replaced.exists():
             self.remove(replaced)
         return whole

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
+from fivefold.durable import sync, sync_tree
 from fivefold.errors import UserError
 
 OLD = "old"  # what was at the targets before
@@ -79,7 +80,7 @@ class Workshop:
         """
         (self.path / OLD).mkdir()
         for folder in filter(None, made.values()):
-            flush_tree(folder)
+            sync_tree(folder)
         moved: list[tuple[Path, Path]] = []
         try:
             for target in made:
@@ -92,7 +93,7 @@ class Workshop:
             for source, destination in reversed(moved):
                 destination.rename(source)
             raise
-        flush(self.out.parent)
+        sync(self.out.parent)
 
     def _move(self, source: Path, destination: Path, moved: list[tuple[Path, Path]]) -> None:
         source.rename(destination)
@@ -105,18 +106,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def flush_tree(folder: Path) -> None:
-    """Make a folder's files, and their names, durable."""
-    for path in (*folder.iterdir(), folder):
-        flush(path)
-
-
-def flush(path: Path) -> None:
-    """Make a file's contents, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ The directory is made under a temporary name, flushed to disk and renamed: it is
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from fivefold.config.huggingface import TokenIds, hf_token_ids
 from fivefold.config.run import Model
+from fivefold.durable import sync, sync_tree
 from fivefold.errors import RunError, UserError
 from fivefold.model.hf import HFAdaptor, Shape
 from fivefold.model.hf_tokenizer import write_tokenizer
@@ -71,11 +71,9 @@ def export(
         if tokenizer is not None:
             write_tokenizer(tokenizer, partial, ids, model)
         _write_weights(partial, model, adaptor, parameter, DTYPES[dtype], shard_bytes)
-        for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
+        sync_tree(partial)
         partial.replace(target)
-        _flush(target.parent)
+        sync(target.parent)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{target} could not be written, and nothing of it is left: {error}") from error
     finally:
@@ -149,11 +147,3 @@ def _refuse_ids(model: Model, ids: TokenIds) -> None:
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

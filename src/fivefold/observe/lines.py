@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fivefold.durable import sync
+
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -128,7 +130,7 @@ def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -139,15 +141,6 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _kept(line: bytes, keep: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
     fields = parse(line)
     return fields if fields is not None and keep(fields) else None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _without_non_finite(value: Any) -> Any:

@@ -16,11 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from fivefold.checkpoint.files import sync_folder
 from fivefold.checkpoint.folder import CheckpointFolder
 from fivefold.config.files import ConfigError, difference, dump_run, load_run
 from fivefold.config.rules import check
 from fivefold.config.run import Run
+from fivefold.durable import sync
 from fivefold.errors import UserError
 from fivefold.train.options import TrainOptions
 
@@ -256,7 +256,7 @@ def replace_file(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _short(value: object) -> str:
