@@ -166,6 +166,14 @@ def test_a_row_inside_one_document_is_not_packed_even_if_the_next_begins_at_its_
     assert whole.labels[0, -1] == SEQ
 
 
+def test_a_microbatch_is_packed_if_any_of_its_rows_holds_two_documents() -> None:
+    """If the last row alone decided, the tokens of the others would see across their documents, without an error."""
+    (batch,) = list(validation_batches(Counting([3, 1, 5, 100]), SEQ, 48, 3, 0, 1, True))
+    assert batch.documents is not None
+    assert batch.documents[:, -1].tolist() == [3, 0, 0]
+    assert batch.packed
+
+
 def test_the_last_short_window_is_filled_with_the_end_token(tmp_path: Path) -> None:
     source = write_set(tmp_path / "a", [20])
     source.eod = 7  # 0 is what a fresh array holds anyway

@@ -4,10 +4,12 @@ import os
 
 import pytest
 
+from fivefold.checkpoint.find import open_checkpoint
 from fivefold.config.files import ConfigError
 from fivefold.data.tokenizer import train as train_tokenizer
 from fivefold.errors import UserError
 from fivefold.train.job import Job
+from tests.train.conftest import write_tokens
 
 SHORT = ("--steps", "8", "--checkpoint.every", "4", "--validate.every", "null")
 
@@ -48,6 +50,15 @@ def test_a_fork_of_a_finished_run_can_be_used_and_resumed(trainer):
     assert trainer.checkpoint(8, "branch").is_dir()
     trainer.train(*SHORT, "--name", "branch", "--steps", "9")
     assert [line["step"] for line in trainer.metrics("branch")] == [9]
+
+
+def test_a_fork_onto_other_data_reads_it_from_its_beginning(trainer):
+    """The cursor of the old data would leave out the beginning of the new."""
+    trainer.train(*SHORT, stop_after=4)
+    other = write_tokens(trainer.file.parent / "other", seed=1)
+    trainer.train(*SHORT, "--data.train.0.path", str(other), fork="branch")
+    state = open_checkpoint(trainer.out / "branch").state
+    assert (state["step"], state["samples"], state["tokens"]) == (8, 4 * 8, 8 * 8 * 32)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".hidden"])

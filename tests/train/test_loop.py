@@ -7,7 +7,9 @@ import threading
 
 import pytest
 
+from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.data.loader import IGNORE, validation_batches
+from fivefold.observe.metrics import MetricsFile
 from fivefold.train.meter import Meter
 from fivefold.train.signals import stop_on_signals
 
@@ -95,3 +97,15 @@ def test_a_run_can_be_trained_in_a_thread_that_may_not_catch_signals(trainer):
 def test_a_run_without_checkpoints_does_not_promise_to_go_on(trainer):
     output = trainer.train(*QUIET, "--checkpoint.every", "never", stop_after=2)
     assert "stopped as asked at step 2 of 60; nothing was saved: checkpoint.every is never" in output
+
+
+def test_the_lines_of_a_step_are_on_the_disk_before_its_checkpoint(trainer, monkeypatch):
+    """After a power cut a checkpoint without its lines would leave a hole in metrics.jsonl that no resume fills."""
+    order = []
+    sync, save = MetricsFile.sync, Checkpointer.save
+    monkeypatch.setattr(MetricsFile, "sync", lambda self: (sync(self), order.append("lines"))[0])
+    monkeypatch.setattr(
+        Checkpointer, "save", lambda self, step, *rest: (order.append(step), save(self, step, *rest))[1]
+    )
+    trainer.train(*QUIET, "--steps", "6", "--checkpoint.every", "2")
+    assert order[:6] == ["lines", 2, "lines", 4, "lines", 6]

@@ -62,6 +62,7 @@ def test_a_new_learning_rate_holds_from_the_first_resumed_step_and_is_recorded(t
         ("--seed", "1", "seed: 0 -> 1"),
         ("--model.ffn", "96", "model.ffn: 64 -> 96"),
         ("--data.seq_len", "16", "data.seq_len: 32 -> 16"),
+        ("--data.document_mask", "false", "data.document_mask: True -> False"),
         ("--data.train.0.weight", "2", "data.train.0.weight: 1.0 -> 2.0"),
     ],
 )
