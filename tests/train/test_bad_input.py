@@ -2,6 +2,7 @@
 
 import errno
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -122,6 +123,7 @@ def test_a_disk_that_is_full_at_the_start_is_named_and_the_next_start_works(trai
 
     with monkeypatch.context() as patch:
         patch.setattr("fivefold.train.folder.os.fsync", full)
+        patch.setattr("fivefold.train.folder.os.write", full)  # the note in the lock file: the folder then stayed
         message = refusal(trainer)
     assert "No space left on device; make room" in message
     assert not trainer.out.exists()
@@ -160,3 +162,20 @@ def test_damaged_lines_of_an_earlier_start_do_not_stop_a_resume(trainer):
     trainer.train(stop_after=1)
     assert [line["step"] for line in trainer.metrics()] == [0, 1, 2, 3]
     assert [event["kind"] for event in trainer.events()][:2] == ["started", "checkpoint_saved"]
+
+
+@pytest.mark.parametrize("error", [UserError("no"), SystemExit(2)], ids=["main rank", "another rank"])
+def test_an_error_lets_go_of_the_process_groups(trainer, monkeypatch, error):
+    """Its traceback held them; bad input now and then ended in SIGABRT, for their threads outlived Python."""
+    meshes = []
+
+    def failing_train(run, mesh, options):
+        meshes.append(weakref.ref(mesh))
+        cycle = [mesh]
+        cycle.append(cycle)
+        raise error
+
+    monkeypatch.setattr("fivefold.train.loop.train", failing_train)
+    with pytest.raises(type(error)):
+        trainer.train()
+    assert [mesh() for mesh in meshes] == [None]

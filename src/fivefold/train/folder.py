@@ -230,10 +230,10 @@ def _lock(path: Path) -> None:
     except OSError:
         file.close()
         return
-    file.truncate(0)
-    file.write(f"pid {os.getpid()} on {os.uname().nodename}")
-    file.flush()
     _held[path] = file
+    with suppress(OSError):  # only for the message above, and a full disk is met by what comes next, which is undone
+        os.ftruncate(file.fileno(), 0)
+        os.write(file.fileno(), f"pid {os.getpid()} on {os.uname().nodename}".encode())
 
 
 def release(path: Path) -> None:
