@@ -6,8 +6,10 @@ reads and checks the run file first, so what is wrong with it is said once and b
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +85,18 @@ def _flags(options: TrainOptions) -> list[str]:
 
 
 def _work(run: Run, options: TrainOptions) -> int:
-    """Be one rank of the run; imports torch."""
+    """Be one rank of the run; imports torch. Whatever ends it, the threads of its process groups end with it."""
+    try:
+        return _join_and_train(run, options)
+    except (UserError, RunError, SystemExit) as error:
+        # An error holds the frames that hold the groups. A thread of gloo that outlives Python aborts the process.
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        raise
+
+
+def _join_and_train(run: Run, options: TrainOptions) -> int:
+    """Meet the other ranks and train; the exit code."""
     from fivefold.parallel.mesh import connect
     from fivefold.train.loop import train as train_loop
 
