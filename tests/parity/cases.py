@@ -13,8 +13,9 @@ from fivefold.config.run import Model, Optim
 from fivefold.data.loader import IGNORE
 
 GLOBAL_SIZE, SEQ_LEN, STEPS, LR = 8, 24, 3, 1e-2
-OPTIM = Optim(lr=LR, clip=1e-2, eps=1e-5, betas=(0.8, 0.9), weight_decay=0.3)
-"""The clip is always active, so that a wrong norm reaches the weights; no value is a default of ours or of torch."""
+OPTIM = Optim(lr=0.5, clip=1e-2, eps=1e-5, betas=(0.8, 0.9), weight_decay=0.3)
+"""The clip is always active, so that a wrong norm reaches the weights; no value is a default of ours or of torch, and
+a step is given a rate of its own, LR."""
 LLAMA = Model(layers=5, hidden=48, heads=12, kv_heads=4, head_dim=6, ffn=40, vocab=1003, context=64)
 BLOOM = LLAMA.model_copy(
     update={

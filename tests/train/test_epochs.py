@@ -121,3 +121,26 @@ def test_two_sources_of_equal_weight_give_equal_numbers_of_tokens_whatever_their
     labels = [label for step in delivered for label in step]
     assert len(labels) == 15 * 8 * SEQ
     assert abs(labels.count(1) - labels.count(2)) <= SEQ
+
+
+def test_a_source_of_three_times_the_weight_gives_three_times_the_tokens(trainer, delivered):
+    for token, name in ((1, "first"), (2, "second")):
+        writer = TokenWriter(trainer.file.parent / name, 3, eod=0)
+        writer.write(np.full(4000, token), np.array([4000]))
+        writer.close()
+    first, second = (
+        f"{{path: {trainer.file.parent / name}, weight: {weight}}}" for name, weight in (("first", 3), ("second", 1))
+    )
+    trainer.train(f"--data.train=[{first}, {second}]", "--steps", "10", "--validate.every", "null")
+    labels = [label for step in delivered for label in step]
+    assert (labels.count(1), labels.count(2)) == (60 * SEQ, 20 * SEQ)
+
+
+def test_the_seed_of_the_run_file_chooses_the_weights_and_the_order(trainer, delivered):
+    losses, orders = [], []
+    for seed in ("0", "1"):
+        trainer.train("--seed", seed, "--name", f"seed{seed}", "--steps", "2", "--validate.every", "1")
+        losses.append(trainer.metrics(f"seed{seed}")[0]["val_loss/held"])
+        orders.append(take(delivered))
+    assert losses[0] != losses[1], "before the first step only the weights can differ"
+    assert orders[0] != orders[1]
