@@ -177,7 +177,11 @@ RANGES: tuple[Rule, ...] = (
         broken=lambda run: not all(0 <= beta < 1 for beta in run.optim.betas),
         says=lambda run: f"optim.betas = {list(run.optim.betas)}: both must be 0 or more and below 1",
     ),
-    *positive("optim.eps"),
+    _number_rule(
+        "optim.eps",
+        "from 1e-37, below which it is 0 in fp32 and 0 / 0 an update, and finite",
+        lambda value: isfinite(value) and value >= 1e-37,
+    ),
     Rule(
         "the clipping norm is positive",
         about=("optim.clip",),
