@@ -18,13 +18,20 @@ T = TypeVar("T")
 def find(kind: str, name: str, built_in: Mapping[str, T]) -> T:
     """The object called `name` among `built_in` and the entry points of `fivefold.<kind>`.
 
-    Raises UserError with the known names if there is none.
+    Raises UserError with the known names if there is none, or if what is registered cannot be imported.
     """
     if name in built_in:
         return built_in[name]
     registered = {point.name: point for point in entry_points(group=f"fivefold.{kind}")}
     if name in registered:
-        return registered[name].load()
+        point = registered[name]
+        try:
+            return point.load()
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"{name!r} is registered under fivefold.{kind} as {point.value}, which cannot be imported: {error}; "
+                f"try `python -c 'import {point.module}'`"
+            ) from error
     known = ", ".join(sorted({*built_in, *registered}))
     raise UserError(
         f"no {kind} called {name!r}: known are {known}; others register under the entry point fivefold.{kind}"

@@ -88,9 +88,10 @@ def test_other_tokens_at_the_same_path_are_refused_and_the_same_tokens_elsewhere
 
 def test_restart_puts_the_old_run_aside(trainer):
     trainer.train(stop_after=10)
-    trainer.train("--seed", "1", restart=True, stop_after=3)
+    output = trainer.train("--seed", "1", restart=True, stop_after=3)
     assert [line["step"] for line in trainer.metrics()] == [0, 1, 2, 3]
     (archived,) = trainer.out.glob("small.archived-*")
+    assert f"the earlier run of this name is now {archived}" in output
     assert trainer.metrics(archived.name)[-1]["step"] == 10
 
 

@@ -221,7 +221,8 @@ def _write_folder(start: Start) -> None:
 def _report_start(observer: Observer, start: Start) -> None:
     folder, found, step = start.folder, start.found, start.progress.step
     if found is None:
-        observer.event("started", message=f"started {folder.path}")
+        aside = "" if folder.archived is None else f"; the earlier run of this name is now {folder.archived}"
+        observer.event("started", message=f"started {folder.path}{aside}")
         return
     verb = "forked" if folder.forked else "resumed"
     changes = [{"key": key, "from": str(old), "to": str(new)} for key, old, new in folder.changes]
