@@ -94,7 +94,7 @@ BROKEN: list[tuple[str, str]] = [
     ("--validate.tokens 0", "validate.tokens = 0: it must be 1 or more"),
     ("--batch.global_size 0", "batch.global_size = 0: it must be 1 or more"),
     ("--batch.micro_size 0", "batch.micro_size = 0: it must be 1 or more"),
-    ("--batch.global_size 10", "batch.global_size = 10 is no multiple of batch.micro_size 4 = 4"),
+    ("--batch.global_size 10", "batch.global_size = 10 is no multiple of batch.micro_size 4; "),
     ("--batch.global_size 10", "use batch.global_size 8 or 12, or batch.micro_size 1 or 2"),
     ("--batch.global_size 12 --gpus 2", "batch.global_size = 12 is no multiple of batch.micro_size 4 x dp 2 = 8"),
     ("--batch.global_size 12 --gpus 2", "use batch.global_size 8 or 16, or batch.micro_size 1, 2 or 3"),

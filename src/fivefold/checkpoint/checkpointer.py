@@ -153,7 +153,9 @@ class Checkpointer:
         self.saved = step
         for manifest in manifests:  # the first rank made one, the others none
             fields = {"step": step, "bytes": manifest.bytes, **times}
-            speed = f"{manifest.bytes / 2**30:.2f} GiB in {times['write_s']:.1f} s"
+            gib = manifest.bytes / 2**30
+            size = f"{gib:.2f} GiB" if gib >= 1 else f"{gib * 1024:.1f} MiB"
+            speed = f"{size} in {times['write_s']:.1f} s"
             self._tell("checkpoint_saved", {**fields, "message": f"saved {step_name(step)}, {speed}"})
             self._remove_old(step)
 

@@ -66,11 +66,11 @@ def _fitting(run: Run, world: int) -> str:
 
 def _say_batch(run: Run) -> str:
     size, micro, dp = run.batch.global_size, run.batch.micro_size, _replicas(run)
-    replicas = "" if run.parallel.dp == "auto" else f" x dp {dp}"
+    product = f"{micro}" if run.parallel.dp == "auto" else f"{micro} x dp {dp} = {micro * dp}"
     smaller = [] if size % dp else [m for m in divisors_of(size // dp) if m < micro]
     other_micro = f", or batch.micro_size {choices(smaller)}" if smaller else ""
     return (
-        f"batch.global_size = {size} is no multiple of batch.micro_size {micro}{replicas} = {micro * dp}; "
+        f"batch.global_size = {size} is no multiple of batch.micro_size {product}; "
         f"use batch.global_size {choices(multiples_around(size, micro * dp))}{other_micro}"
     )
 
