@@ -76,9 +76,7 @@ class Job:
 
     def report_events(self) -> None:
         """Pass on what the saving thread had to say."""
-        while not self.reports.empty():
-            kind, fields = self.reports.get()
-            self.observer.event(kind, **fields)
+        pass_on(self.reports, self.observer)
 
     def validation_due(self) -> bool:
         """Whether the validation sets are to be read after this step."""
@@ -147,6 +145,13 @@ class Job:
             then = "the same command goes on from there" if saved else "nothing was saved: checkpoint.every is never"
             message = f"stopped {why} at step {step} of {total}; {then}"
             self.observer.event("stopped", step=step, message=message)
+
+
+def pass_on(reports: Reports, observer: Observer) -> None:
+    """Give the observer the events that wait."""
+    while not reports.empty():
+        kind, fields = reports.get()
+        observer.event(kind, **fields)
 
 
 def state_tensors(model: nn.Module, optimizer_state: dict[str, Tensor]) -> dict[str, Tensor]:

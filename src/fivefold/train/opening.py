@@ -24,7 +24,7 @@ from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.train.build import build_model, load_initial_weights
 from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release, replace_file
-from fivefold.train.job import Job, Reports, state_tensors
+from fivefold.train.job import Job, Reports, pass_on, state_tensors
 from fivefold.train.meter import Meter
 from fivefold.train.options import TrainOptions
 from fivefold.train.progress import Progress
@@ -110,9 +110,7 @@ def _opened(
     finally:
         loader.close()
         checkpointer.close()
-        while not reports.empty():
-            kind, fields = reports.get()
-            observer.event(kind, **fields)
+        pass_on(reports, observer)
         observer.close()
 
 
