@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold import Run
-from fivefold.config.files import ConfigError
+from fivefold.config.files import ConfigError, load_run
 
 RUN_FILE = """\
 name: tiny
@@ -39,14 +39,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def load(folder: Path) -> Load:
-    """`load("--optim.lr", "1")` loads run.yaml with flags; `text=` puts other text there first."""
+    """`load("--optim.lr", "1")` loads run.yaml with flags, to be trained; `text=` puts other text there first."""
 
     def load(*flags: str, text: str | None = None) -> Run:
         if text is not None:
             (folder / "run.yaml").write_text(text)
-        return Run.load(folder / "run.yaml", flags)
+        return load_run(folder / "run.yaml", flags)
 
     return load
+
+
+@pytest.fixture
+def unchecked(folder: Path) -> Load:
+    """As `load`, whatever rules the run breaks."""
+
+    def unchecked(*flags: str) -> Run:
+        return load_run(folder / "run.yaml", flags, rules=())
+
+    return unchecked
 
 
 @pytest.fixture

@@ -106,12 +106,12 @@ BROKEN: list[tuple[str, str]] = [
         "parallel.dp 3 x pp 1 x cp 1 x tp 1 = 3, but there are 4 ranks; use parallel.dp 4, or auto",
     ),
     ("--parallel.tp 8 --gpus 12", "pp 1 x cp 1 x tp 8 = 8 does not divide the 12 ranks there are"),
-    ("--parallel.tp 8 --gpus 12", "use parallel.tp 1, 2, 3, 4, 6 or 12, or 8 or 16 ranks"),
+    ("--parallel.tp 8 --gpus 12", "use parallel.tp 1, 2 or 4, or 8 or 16 ranks"),
     (
         "--parallel.tp 4 --parallel.pp 2 --gpus 12",
-        "use parallel.tp 1, 2, 3 or 6, or parallel.pp 1 or 3, or 8 or 16 ranks",
+        "use parallel.tp 1 or 2, or parallel.pp 1 or 3, or 8 or 16 ranks",
     ),
-    ("--parallel.dp 2 --parallel.tp 8 --gpus 12", "= 16, but there are 12 ranks; use parallel.tp 1, 2, 3"),
+    ("--parallel.dp 2 --parallel.tp 8 --gpus 12", "= 16, but there are 12 ranks; use parallel.tp 1, 2 or 4, or"),
     ("--parallel.tp 16 --gpus 2", "use parallel.tp 1 or 2, or 16 ranks"),
     ("--parallel.tp 0", "parallel.tp = 0: it must be 1 or more"),
     ("--parallel.pp 0", "parallel.pp = 0: it must be 1 or more"),
@@ -139,25 +139,64 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         "--model.ffn 704 --parallel.tp 3",
-        "model.ffn = 704 cannot be split over parallel.tp = 3; use model.ffn 702 or 705",
+        "model.ffn = 704 cannot be split over parallel.tp = 3; use model.ffn 702 or 705, or parallel.tp 1, 2 or 4",
     ),
     (
         "--data.seq_len 250 --parallel.cp 2",
         "data.seq_len = 250 is no multiple of 2 x parallel.cp = 4; use data.seq_len 248 or 252",
     ),
     ("--data.seq_len 6 --parallel.cp 4", "data.seq_len = 6 is no multiple of 2 x parallel.cp = 8; use data.seq_len 8"),
-    ("--parallel.tp 2", "parallel.tp = 2: this version does not run tensor parallelism; use parallel.tp 1"),
+    (
+        "--data.seq_len 250 --parallel.cp 4 --parallel.cp_method ulysses",
+        "data.seq_len = 250 is no multiple of parallel.cp = 4; use data.seq_len 248 or 252",
+    ),
+    (
+        "--data.seq_len 255 --parallel.tp 2 --batch.micro_size 1",
+        "a microbatch of batch.micro_size 1 x data.seq_len 255 / parallel.cp 1 = 255 tokens cannot be split over "
+        "parallel.tp = 2; use data.seq_len 254 or 256, or batch.micro_size 2",
+    ),
+    (
+        "--data.seq_len 255 --parallel.tp 2 --batch.micro_size 1 --batch.global_size 7",
+        "parallel.tp = 2; use data.seq_len 254 or 256",
+    ),
+    (
+        "--parallel.tp 2 --parallel.cp 4 --parallel.cp_method ulysses",
+        "parallel.cp_method = ulysses shares out heads: 4 query and 2 key/value heads (of 8 and 4, over parallel.tp 2) "
+        "cannot be split over parallel.cp = 4; use parallel.cp 1 or 2, or parallel.cp_method ring or gather",
+    ),
+    (
+        "--model.vocab 5 --parallel.tp 4",
+        "model.vocab = 5 has no row for each of parallel.tp = 4 ranks; use model.vocab 8, or parallel.tp 1 or 2",
+    ),
+    (
+        "--parallel.pp 2 --parallel.chunks 3",
+        "parallel.pp 2 x parallel.chunks 3 = 6 stages, but model.layers = 4; use parallel.pp 1, or "
+        "model.layers 6 or more",
+    ),
+    (
+        "--parallel.pp 2 --parallel.chunks 5",
+        "parallel.pp 2 x parallel.chunks 5 = 10 stages, but model.layers = 4; use model.layers 10 or more",
+    ),
+    (
+        "--parallel.zero 0 --parallel.replicate 2 --gpus 4 --batch.micro_size 1",
+        "parallel.zero = 0 shards nothing over dp = 4, so parallel.replicate = 2 has no meaning; use "
+        "parallel.replicate 1 or 4, or parallel.zero 1, 2 or 3",
+    ),
     ("--parallel.pp 2", "parallel.pp = 2: this version does not run pipeline parallelism"),
-    ("--parallel.cp 2", "parallel.cp = 2: this version does not run context parallelism"),
     ("--parallel.ep 2", "parallel.ep = 2: this version does not run expert parallelism"),
     ("--parallel.chunks 2", "parallel.chunks = 2: this version does not run model chunks"),
-    ("--parallel.replicate 2", "parallel.replicate = 2: this version does not run hybrid sharding"),
     ("--precision.linear fp4", "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers"),
     ("--precision.compute fp16", "precision.compute = fp16: this version does not scale the loss"),
     ("--precision.moments bf16", "precision.moments = bf16 with master auto"),
     ("--precision.moments fp32 --precision.master bf16", "precision.moments = fp32 with master bf16"),
-    ("--recompute.mode full", "recompute.mode = full: this version does not run recompute; use recompute.mode none"),
-    ("--offload [optimizer]", "offload = [optimizer]: this version does not run offload to CPU memory; use offload []"),
+    ("--recompute.every 2", "recompute.every = 2 chooses layers, but recompute.mode = none recomputes nothing; "),
+    ("--recompute.every 2", "use recompute.mode selective or full, or recompute.every 1"),
+    ("--offload [parameters]", "offload = [parameters]: the update happens where the parameters are"),
+    ("--offload [parameters,activations]", "use offload [optimizer, parameters, activations]"),
+    (
+        "--offload [optimizer,activations,optimizer]",
+        "offload = [optimizer, activations, optimizer] names a thing twice; use offload [optimizer, activations]",
+    ),
     ("--recompute.every 0", "recompute.every = 0: it must be 1 or more"),
     ("--optim.name adam", "optim.name = adam: known are adamw"),
     ("--optim.lr -1", "optim.lr = -1.0: it must be 0 or more, and finite"),
@@ -203,17 +242,10 @@ def test_a_broken_rule_says_the_numbers_and_what_to_do(refusal: Refusal, line: s
     assert expected in refusal(*flags(line))
 
 
-def unchecked(load: Load, *words: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The run with such flags, although it breaks rules."""
-    with monkeypatch.context() as patch:
-        patch.setattr("fivefold.config.files.check", lambda run: [])
-        return load(*words)
-
-
-def test_every_rule_is_broken_by_a_line_of_the_table(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_is_broken_by_a_line_of_the_table(unchecked: Load) -> None:
     broken = set()
     for line in {line for line, _ in BROKEN}:
-        run = unchecked(load, *flags(line), monkeypatch=monkeypatch)
+        run = unchecked(*flags(line))
         broken |= {rule.name for rule in broken_rules(with_world(run, run.cluster.gpus))}
     assert {rule.name for rule in RULES} - broken == set()
 
@@ -247,6 +279,18 @@ LEGAL = [
     "--gpus 2",
     "--gpus 2 --parallel.dp 2",
     "--model.layers 6 --parallel.layers_per_stage [6]",
+    "--parallel.tp 4 --parallel.cp 4",
+    "--parallel.tp 2 --parallel.cp 2 --parallel.cp_method ulysses",
+    "--data.seq_len 250 --parallel.cp 2 --parallel.cp_method ulysses",
+    "--data.seq_len 255 --parallel.tp 4",
+    "--model.vocab 1003 --parallel.tp 4",
+    "--model.vocab 4 --parallel.tp 4",
+    "--parallel.replicate 2",
+    "--parallel.replicate 2 --gpus 4 --batch.micro_size 1",
+    "--parallel.replicate 4 --gpus 4 --batch.micro_size 1 --parallel.zero 0",
+    "--recompute.mode full --recompute.every 2",
+    "--recompute.mode selective",
+    "--offload [optimizer,parameters,activations]",
 ]
 
 
@@ -257,7 +301,7 @@ def test_what_is_legal_is_left_alone(load: Load, line: str) -> None:
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "tp", "fitting"),
-    [(6, 2, 4, "1 or 2"), (6, 6, 4, "1, 2, 3 or 6"), (6, 3, 2, "1 or 3"), (5, 5, 2, "1 or 5"), (12, 3, 3, None)],
+    [(6, 2, 4, "1 or 2"), (6, 6, 4, "1, 2, 3 or 6"), (6, 3, 2, "1 or 3"), (5, 5, 2, "1"), (12, 3, 3, None)],
 )
 def test_heads_that_tp_cannot_split_are_refused_with_what_it_can(
     heads: int, kv_heads: int, tp: int, fitting: str | None
@@ -280,12 +324,30 @@ def test_heads_that_tp_cannot_split_are_refused_with_what_it_can(
     ],
 )
 def test_sequences_that_cp_cannot_cut_are_refused_with_the_lengths_that_it_can(
-    load: Load, monkeypatch: pytest.MonkeyPatch, seq_len: int, cp: int, fitting: str | None
+    unchecked: Load, seq_len: int, cp: int, fitting: str | None
 ) -> None:
-    run = unchecked(load, "--data.seq_len", str(seq_len), "--parallel.cp", str(cp), monkeypatch=monkeypatch)
+    run = unchecked("--data.seq_len", str(seq_len), "--parallel.cp", str(cp))
     about_length = [sentence for sentence in check(run) if "seq_len" in sentence]
     expected = f"data.seq_len = {seq_len} is no multiple of 2 x parallel.cp = {2 * cp}; use data.seq_len {fitting}"
     assert about_length == ([] if fitting is None else [expected])
+
+
+def test_all_that_tp_cannot_split_is_said_at_once() -> None:
+    model = Model(layers=5, hidden=48, heads=6, kv_heads=2, ffn=50, vocab=3)
+    data = Data(train=[Source(path="x")], seq_len=127)
+    found = check(Run(name="a", steps=1, model=model, data=data, parallel=Parallel(tp=4)))
+    starts = ("model.heads = 6", "2 key/value heads", "model.ffn = 50", "model.vocab = 3", "a microbatch of")
+    assert all(sentence.startswith(start) for sentence, start in zip(found, starts, strict=True)), found
+
+
+def test_a_length_that_cp_can_cut_is_one_that_tp_can_share_and_that_the_context_allows(unchecked: Load) -> None:
+    layout = ["--parallel.cp", "2", "--parallel.tp", "4", "--batch.micro_size", "1"]
+    for length, expected in ((250, ["248 or 256"] * 2), (252, ["248 or 256"]), (256, [])):
+        found = check(unchecked(*layout, "--data.seq_len", str(length)))
+        lengths = [sentence.split("; use data.seq_len ")[1].split(", or batch")[0] for sentence in found]
+        assert lengths == expected
+    (at_the_end,) = check(unchecked(*layout, "--data.seq_len=252", "--model.context=255"))
+    assert "use data.seq_len 248, or batch.micro_size 2" in at_the_end
 
 
 def test_the_names_that_are_built_in_are_those_that_the_torch_half_has() -> None:
@@ -323,9 +385,9 @@ def test_an_impossible_size_is_reported_once_and_divides_nothing(load: Load, ref
     assert message.count("must be") == 4
 
 
-def test_sizes_beyond_reason_are_answered_as_well(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_reason_are_answered_as_well(unchecked: Load) -> None:
     absurd = ["--model.hidden", str(10**30 + 57), "--model.heads", str(10**18 + 9), "--gpus", str(10**20)]
-    assert "model.hidden" in " ".join(check(unchecked(load, *absurd, monkeypatch=monkeypatch)))
+    assert "model.hidden" in " ".join(check(unchecked(*absurd)))
 
 
 def test_rules_have_names_and_keys_that_exist(load: Load) -> None:

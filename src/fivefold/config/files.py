@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from fivefold.config import overrides as flags
 from fivefold.config.keys import allowed, fields, item_type, members, section_in, type_at, unknown_key
 from fivefold.config.models import huggingface_fields, preset_fields
-from fivefold.config.rules import check
+from fivefold.config.rule import Rule
+from fivefold.config.rules import RULES, check
 from fivefold.config.run import Model, Run, Section
 from fivefold.config.yaml12 import Document, KeyPath, Place, read_file, write_text
 from fivefold.errors import UserError
@@ -38,13 +39,14 @@ class ConfigError(UserError):
             super().__init__(f"{head}{len(self.problems)} things are wrong{lines}")
 
 
-def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
+def load_run(path: Path, overrides: Sequence[str] = (), rules: Sequence[Rule] = RULES) -> Run:
     """The run that the file at `path` describes, with `overrides` (`["--optim.lr", "1e-3"]`) over it.
 
-    Relative paths in it are relative to the current directory. Raises ConfigError with everything that is wrong.
+    Relative paths in it are relative to the current directory. Raises ConfigError with everything that is wrong, the
+    broken ones of `rules` among it.
     """
     run = _run_of(_read(path), overrides, str(path))
-    broken = check(run)
+    broken = check(run, rules=rules)
     if broken:
         raise ConfigError(broken, str(path))
     return run

@@ -1,4 +1,4 @@
-"""Rules on the layout: how ranks, batch, heads, layers and sequences are divided among each other.
+"""Rules on the layout: how the ranks are divided among the axes, and batch and layers among the ranks.
 
 The world, when it is known, is `cluster.gpus`: `with_world` puts it there and works out dp, so that a rule has only to
 read the run.
@@ -6,10 +6,9 @@ read the run.
 
 from __future__ import annotations
 
-from math import gcd
-
 from fivefold.config.rule import Rule, choices, divisors_of, multiples_around
 from fivefold.config.run import Run
+from fivefold.config.split_rules import cuts_sequences, splits_layers
 
 
 def with_world(run: Run, world: int | str) -> Run:
@@ -55,13 +54,31 @@ def _say_world(run: Run) -> str:
 def _fitting(run: Run, world: int) -> str:
     """Which values of one degree alone would make pp x cp x tp divide the world, and which worlds it divides."""
     unit = ranks_a_replica(run)
-    degrees = {name: getattr(run.parallel, name) for name in ("tp", "pp", "cp")}
-    options = [
-        f"parallel.{name} {choices(divisors_of(world // (unit // degree)))}"
-        for name, degree in degrees.items()
-        if degree > 1 and world % (unit // degree) == 0
-    ]
+    options = []
+    for name, fits in (("tp", splits_layers), ("pp", _fills_stages), ("cp", cuts_sequences)):
+        others = unit // getattr(run.parallel, name)
+        degrees = [d for d in divisors_of(world // others) if fits(run, d)] if world % others == 0 else []
+        if degrees and others < unit:
+            options.append(f"parallel.{name} {choices(degrees)}")
     return ", or ".join([*options, f"{choices(multiples_around(world, unit))} ranks"])
+
+
+def _fills_stages(run: Run, pp: int) -> bool:
+    """Whether `pp` pipeline ranks have a layer for each of their stages."""
+    stages = run.parallel.layers_per_stage
+    wanted = pp * run.parallel.chunks
+    return wanted <= run.model.layers if stages == "auto" else wanted == len(stages)
+
+
+def _say_stages(run: Run) -> str:
+    parallel, layers = run.parallel, run.model.layers
+    stages = parallel.pp * parallel.chunks
+    most = layers // parallel.chunks
+    fewer = f"parallel.pp {most}{' or less' if most > 1 else ''}, or " if most else ""
+    return (
+        f"parallel.pp {parallel.pp} x parallel.chunks {parallel.chunks} = {stages} stages, but model.layers = "
+        f"{layers}; use {fewer}model.layers {stages} or more"
+    )
 
 
 def _say_batch(run: Run) -> str:
@@ -73,10 +90,6 @@ def _say_batch(run: Run) -> str:
         f"batch.global_size = {size} is no multiple of batch.micro_size {product}; "
         f"use batch.global_size {choices(multiples_around(size, micro * dp))}{other_micro}"
     )
-
-
-def _head_degrees(run: Run) -> str:
-    return choices(divisors_of(gcd(run.model.heads, run.model.key_value_heads)))
 
 
 LAYOUT: tuple[Rule, ...] = (
@@ -96,46 +109,28 @@ LAYOUT: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        "ZeRO 0 replicates everything",
+        about=("parallel.replicate", "parallel.dp", "parallel.zero"),
+        broken=lambda run: (
+            run.parallel.zero == 0 and run.parallel.dp != "auto" and run.parallel.replicate not in (1, run.parallel.dp)
+        ),
+        says=lambda run: (
+            f"parallel.zero = 0 shards nothing over dp = {run.parallel.dp}, so parallel.replicate = "
+            f"{run.parallel.replicate} has no meaning; use parallel.replicate {choices([1, _replicas(run)])}, "
+            "or parallel.zero 1, 2 or 3"
+        ),
+    ),
+    Rule(
         "microbatches make up the batch",
         about=("batch.global_size", "batch.micro_size", "parallel.dp"),
         broken=lambda run: run.batch.global_size % (run.batch.micro_size * _replicas(run)),
         says=_say_batch,
     ),
     Rule(
-        "tp divides the heads",
-        about=("model.heads", "model.kv_heads", "parallel.tp"),
-        broken=lambda run: run.model.heads % run.parallel.tp,
-        says=lambda run: (
-            f"model.heads = {run.model.heads} cannot be split over parallel.tp = {run.parallel.tp}; "
-            f"use parallel.tp {_head_degrees(run)}"
-        ),
-    ),
-    Rule(
-        "tp divides the key/value heads",
-        about=("model.heads", "model.kv_heads", "parallel.tp"),
-        broken=lambda run: run.model.key_value_heads % run.parallel.tp,
-        says=lambda run: (
-            f"{run.model.key_value_heads} key/value heads (model.kv_heads = {run.model.kv_heads}) cannot be split over "
-            f"parallel.tp = {run.parallel.tp}; use parallel.tp {_head_degrees(run)}"
-        ),
-    ),
-    Rule(
-        "tp divides the feed-forward width",
-        about=("model.ffn", "parallel.tp"),
-        broken=lambda run: run.model.ffn % run.parallel.tp,
-        says=lambda run: (
-            f"model.ffn = {run.model.ffn} cannot be split over parallel.tp = {run.parallel.tp}; use model.ffn "
-            f"{choices(multiples_around(run.model.ffn, run.parallel.tp))}"
-        ),
-    ),
-    Rule(
-        "cp cuts a sequence into 2 x cp equal parts",
-        about=("data.seq_len", "parallel.cp"),
-        broken=lambda run: run.parallel.cp > 1 and run.data.seq_len % (2 * run.parallel.cp),
-        says=lambda run: (
-            f"data.seq_len = {run.data.seq_len} is no multiple of 2 x parallel.cp = {2 * run.parallel.cp}; "
-            f"use data.seq_len {choices(multiples_around(run.data.seq_len, 2 * run.parallel.cp))}"
-        ),
+        "there is a layer for each stage",
+        about=("model.layers", "parallel.layers_per_stage", "parallel.pp", "parallel.chunks"),
+        broken=lambda run: run.parallel.layers_per_stage == "auto" and not _fills_stages(run, run.parallel.pp),
+        says=_say_stages,
     ),
     Rule(
         "stages hold all layers",
@@ -146,8 +141,9 @@ LAYOUT: tuple[Rule, ...] = (
         ),
         says=lambda run: (
             f"parallel.layers_per_stage = {run.parallel.layers_per_stage} must be pp x chunks = "
-            f"{run.parallel.pp * run.parallel.chunks} numbers whose sum is model.layers = {run.model.layers}; or auto"
+            f"{run.parallel.pp * run.parallel.chunks} numbers whose sum is model.layers = {run.model.layers}; "
+            "use parallel.layers_per_stage auto"
         ),
     ),
 )
-"""What holds between a layout, the model and the batch."""
+"""What holds between the ranks, the batch and the layers."""

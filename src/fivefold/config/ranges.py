@@ -169,6 +169,15 @@ RANGES: tuple[Rule, ...] = (
         ),
     ),
     *at_least(1, "recompute.every"),
+    Rule(
+        "offload names a thing once",
+        about=("offload",),
+        broken=lambda run: len(set(run.offload)) < len(run.offload),
+        says=lambda run: (
+            f"offload = [{', '.join(run.offload)}] names a thing twice; "
+            f"use offload [{', '.join(dict.fromkeys(run.offload))}]"
+        ),
+    ),
     known("optim.name", "optimizers", OPTIMIZERS),
     *at_least(0, "optim.lr", "optim.weight_decay", "optim.final_lr_fraction"),
     Rule(

@@ -33,7 +33,7 @@ says what is wrong with it, and `fivefold train` runs it.
 
 ## Flags
 
-Every key below is a flag of `fivefold train` and `fivefold check` by its dotted name, and goes over the file:
+Every key below is a flag of `fivefold check`, `plan` and `train` by its dotted name, and goes over the file:
 
 ```sh
 fivefold train run.yaml --optim.lr 1e-3 --batch.global_size=64

@@ -2,41 +2,25 @@
 
 A rule has a predicate and a sentence that prints the numbers and says what to change. `check` asks all of them, so that
 every broken rule is heard at once; with a number of ranks it also asks those that need the real world. The rows stand
-by subject: single values in `ranges.py`, the architecture in `model_rules.py`, ranks and batch in `layout_rules.py`,
-what this version cannot run in `not_yet.py`, and the length of the run here.
+by subject: single values in `ranges.py`, the architecture in `model_rules.py`, ranks, batch and stages in
+`layout_rules.py`, what tp and cp cut in `split_rules.py`, recompute and offload in `memory_rules.py`, the length of the
+run here. They make a run legal; what this version cannot train although it is legal stands in `not_yet.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fivefold.config.layout_rules import LAYOUT, with_world
+from fivefold.config.memory_rules import MEMORY
 from fivefold.config.model_rules import MODEL
 from fivefold.config.not_yet import NOT_YET
 from fivefold.config.ranges import RANGES
 from fivefold.config.rule import Rule
 from fivefold.config.run import Run
+from fivefold.config.split_rules import SPLITS
 
-__all__ = ["RULES", "Rule", "broken_rules", "check", "with_world"]
-
-
-def check(run: Run, world: int | None = None) -> list[str]:
-    """One sentence for each rule that `run` breaks; an empty list if it is legal.
-
-    With `world`, the number of ranks that will really run, the layout must fit it; without, `cluster.gpus` if given.
-    """
-    run = with_world(run, run.cluster.gpus if world is None else world)
-    return [rule.says(run) for rule in broken_rules(run)]
-
-
-def broken_rules(run: Run) -> list[Rule]:
-    """The rules that `run` breaks. A key whose own value is impossible is left out of those that follow."""
-    impossible: set[str] = set()
-    broken = []
-    for rule in RULES:
-        if impossible.isdisjoint(rule.about) and rule.broken(run):
-            broken.append(rule)
-            if len(rule.about) == 1:
-                impossible.update(rule.about)
-    return broken
+__all__ = ["LEGALITY", "NOT_YET", "RULES", "Rule", "broken_rules", "check", "with_world"]
 
 
 def _one_length(run: Run) -> bool:
@@ -81,5 +65,29 @@ LENGTH: tuple[Rule, ...] = (
     ),
 )
 
-RULES: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *LENGTH, *NOT_YET)
-"""Every rule, single values first."""
+LEGALITY: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *SPLITS, *MEMORY, *LENGTH)
+"""What makes a run legal, single values first."""
+
+RULES: tuple[Rule, ...] = (*LEGALITY, *NOT_YET)
+"""What a run must obey for this version to train it."""
+
+
+def check(run: Run, world: int | None = None, rules: Sequence[Rule] = RULES) -> list[str]:
+    """One sentence for each of `rules` that `run` breaks; an empty list if it obeys them all.
+
+    With `world`, the number of ranks that will really run, the layout must fit it; without, `cluster.gpus` if given.
+    """
+    run = with_world(run, run.cluster.gpus if world is None else world)
+    return [rule.says(run) for rule in broken_rules(run, rules)]
+
+
+def broken_rules(run: Run, rules: Sequence[Rule] = RULES) -> list[Rule]:
+    """The rules that `run` breaks. A key whose own value is impossible is left out of those that follow."""
+    impossible: set[str] = set()
+    broken = []
+    for rule in rules:
+        if impossible.isdisjoint(rule.about) and rule.broken(run):
+            broken.append(rule)
+            if len(rule.about) == 1:
+                impossible.update(rule.about)
+    return broken

@@ -187,17 +187,17 @@ class Parallel(Section):
     """The layout: world = pp x dp x cp x tp."""
 
     tp: int = 1
-    """Tensor (and sequence) parallel degree; keep it inside the NVLink domain."""
+    """Tensor (and sequence) parallel degree; it divides heads, kv_heads and ffn; keep it inside the NVLink domain."""
     pp: int = 1
     """Pipeline stages' ranks."""
     cp: int = 1
-    """Context parallel degree: ranks that share one sequence."""
+    """Context parallel degree: ranks that share one sequence; 2 x cp divides seq_len (ulysses: cp does)."""
     ep: int = 1
     """Expert parallel degree."""
     dp: int | Auto = "auto"
     """Data-parallel replicas; `auto` is world / (pp x cp x tp)."""
     replicate: int = 1
-    """Of dp, the replicas that are not sharded (hybrid sharding): dp = replicate x shard."""
+    """Of dp, the replicas that are not sharded (hybrid sharding): dp = replicate x shard, replicate outside."""
     zero: Literal[0, 1, 2, 3] = 1
     """0 replicates all, 1 shards optimizer state, 2 and gradients, 3 and parameters."""
     schedule: str = "1f1b"
@@ -209,7 +209,7 @@ class Parallel(Section):
     layers_per_stage: list[int] | Auto = "auto"
     """Layers of each stage; `auto` balances them."""
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
-    """How a sequence that is cut over ranks attends to itself."""
+    """How the ranks of cp attend to each other's part: keys and values travel, are gathered, or heads are exchanged."""
 
 
 class Precision(Section):
@@ -303,7 +303,7 @@ class Run(Section):
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     offload: list[Literal["optimizer", "parameters", "activations"]] = Field(default_factory=list)
-    """What is kept in CPU memory while it is not used."""
+    """What is kept in CPU memory while it is not used; `parameters` only with `optimizer`, which updates them."""
     optim: Optim = Optim()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
@@ -325,8 +325,10 @@ class Run(Section):
     def load(cls, file: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Run:
         """Read a run file. `overrides` are flags as on the command line, such as `["--optim.lr", "1e-3"]`.
 
-        Raises `fivefold.config.files.ConfigError` with one message that lists everything that is wrong.
+        Raises `fivefold.config.files.ConfigError` with one message that lists everything that is wrong. A run that is
+        legal and that this version cannot train is read as well, for a plan; `fivefold.train` refuses it.
         """
         from fivefold.config.files import load_run
+        from fivefold.config.rules import LEGALITY
 
-        return load_run(Path(file), overrides)
+        return load_run(Path(file), overrides, LEGALITY)
