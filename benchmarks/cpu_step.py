@@ -21,6 +21,7 @@ from fivefold.config.run import Run
 from fivefold.data.loader import Microbatch, Step
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import connect
+from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model, load_initial_weights
 from fivefold.train.step import train_step
 
@@ -41,8 +42,9 @@ def ours(run: Run, tokens: torch.Tensor) -> float:
     """The product's own step: wrapped model, fp32 masters, gradient norm, clipping, fused update."""
     with connect(run.parallel) as mesh:
         model = build_model(run, mesh)
-        load_initial_weights(model, run, lambda kind, fields: None)
-        optimizer = ShardedOptimizer(model.named_parameters(), run.optim)
+        parameters = sharded_parameters(model, mesh)
+        load_initial_weights(parameters, run, lambda kind, fields: None)
+        optimizer = ShardedOptimizer(parameters, run.optim)
         batch = Step([Microbatch(tokens[:, :-1], tokens[:, 1:], None, False)], ROWS * LENGTH, 0, ROWS)
         return steps_per_second(lambda: train_step(model, batch, optimizer, mesh, lr=1e-4, clip=1.0, zero=1))
 

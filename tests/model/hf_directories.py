@@ -43,5 +43,5 @@ def loaded_by_a_rank(team: Team, directory: Path) -> dict[str, Tensor]:
             dirty = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
             sharded = distribute_tensor(dirty, team.meshes["dp3"], [Shard(dimension)])
             setattr(owner, name, nn.Parameter(sharded))
-    load_into(module, opened(directory))
+    load_into(dict(module.named_parameters()), opened(directory))
     return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()}

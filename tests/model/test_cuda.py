@@ -61,7 +61,7 @@ def loss_and_gradients(model: torch.nn.Module, packed: bool) -> tuple[float, dic
 )
 def test_loss_and_gradients_on_a_gpu_are_those_of_the_cpu(name, packed, dtype, of_loss, of_gradient):
     on_cpu = Transformer(MODELS[name]).double()
-    initialize(on_cpu, MODELS[name], 0)
+    initialize(dict(on_cpu.named_parameters()), MODELS[name], 0)
     on_gpu = copy.deepcopy(on_cpu).to("cuda", dtype)
     expected, gradients = loss_and_gradients(on_cpu, packed)
     loss, found = loss_and_gradients(on_gpu, packed)
@@ -74,7 +74,7 @@ def test_loss_and_gradients_on_a_gpu_are_those_of_the_cpu(name, packed, dtype, o
 
 def test_initial_weights_on_a_gpu_are_those_of_the_cpu():
     on_cpu, on_gpu = Transformer(LLAMA), Transformer(LLAMA).to("cuda")
-    initialize(on_cpu, LLAMA, 0)
-    initialize(on_gpu, LLAMA, 0)
+    initialize(dict(on_cpu.named_parameters()), LLAMA, 0)
+    initialize(dict(on_gpu.named_parameters()), LLAMA, 0)
     for (name, ours), (_, theirs) in zip(on_gpu.named_parameters(), on_cpu.named_parameters(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-6, atol=1e-9, msg=name)

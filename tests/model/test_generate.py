@@ -30,7 +30,7 @@ class Counting(nn.Module):
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     transformer = Transformer(MODEL)
-    initialize(transformer, MODEL, seed=0)
+    initialize(dict(transformer.named_parameters()), MODEL, seed=0)
     return transformer
 
 

@@ -44,7 +44,7 @@ def loaded(directory) -> Transformer:
     with torch.device("meta"):
         module = Transformer(read_model(directory))
     module.to_empty(device="cpu")
-    load_into(module, opened(directory))
+    load_into(dict(module.named_parameters()), opened(directory))
     return module.eval()
 
 
@@ -72,7 +72,7 @@ def test_a_preset_with_weights_of_our_own_goes_out_and_comes_back_the_same(name,
     """Random biases and norms, because those of a fresh model are zeros and ones and hide faults."""
     model = preset(name, vocab=1003)
     ours = Transformer(model).eval()
-    initialize(ours, model, seed=5)
+    initialize(dict(ours.named_parameters()), model, seed=5)
     torch.manual_seed(5)
     with torch.no_grad():
         for parameter in ours.parameters():

@@ -134,7 +134,7 @@ def test_sizes_are_by_the_kind_of_parameter() -> None:
     model = Transformer(MODEL)
     for parameter in model.parameters():
         parameter.data.fill_(math.nan)
-    initialize(model, MODEL, seed=0)
+    initialize(dict(model.named_parameters()), MODEL, seed=0)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             assert not parameter.any(), name
@@ -148,7 +148,7 @@ def test_sizes_are_by_the_kind_of_parameter() -> None:
 
 def test_the_first_loss_is_that_of_guessing() -> None:
     model = Transformer(MODEL)
-    initialize(model, MODEL, seed=0)
+    initialize(dict(model.named_parameters()), MODEL, seed=0)
     tokens = torch.randint(0, 500, (4, 65), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         loss = model(tokens[:, :-1], tokens[:, 1:]) / tokens[:, 1:].numel()

@@ -46,7 +46,7 @@ def test_shapes_and_counts_are_those_of_the_real_modules(name):
     real = {key: tuple(parameter.shape) for key, parameter in module.named_parameters()}
     assert list(real.items()) == list(parameter_shapes(model).items())
     assert parameters(model).total == sum(parameter.numel() for parameter in module.parameters())
-    assert parameters(model).layer == sum(parameter.numel() for parameter in module.layers[0].parameters())
+    assert parameters(model).layer == sum(parameter.numel() for parameter in module.layers["0"].parameters())
 
 
 def test_the_parts_sum_to_the_total():

@@ -41,7 +41,7 @@ def variant(name: str) -> Model:
 def build(model: Model, dtype: torch.dtype = torch.float64) -> Transformer:
     """With random norms and biases, since ones and zeros hide faults."""
     transformer = Transformer(model).to(dtype)
-    initialize(transformer, model.model_copy(update={"init_std": 0.2}), seed=1)
+    initialize(dict(transformer.named_parameters()), model.model_copy(update={"init_std": 0.2}), seed=1)
     generator = torch.Generator().manual_seed(2)
     for parameter in transformer.parameters():
         if parameter.ndim == 1:
@@ -181,8 +181,8 @@ def test_a_model_built_on_meta_and_wrapped_starts_as_one_built_plainly(name: str
     shard_data_parallel(wrapped, one_rank, 1, Precision(compute="fp32"))
     wrapped.to_empty(device="cpu")
     plain = Transformer(model)
-    initialize(wrapped, model, seed=5)
-    initialize(plain, model, seed=5)
+    initialize(dict(wrapped.named_parameters()), model, seed=5)
+    initialize(dict(plain.named_parameters()), model, seed=5)
     for (name, ours), theirs in zip(wrapped.named_parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.full_tensor(), theirs), name
     tokens, labels = batch()

@@ -11,6 +11,7 @@ from fivefold.data.loader import validation_batches
 from fivefold.data.tokens import TokenSet
 from fivefold.data.writer import TokenWriter
 from fivefold.parallel.mesh import connect
+from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model, load_initial_weights
 from fivefold.train.evaluate import validation_loss
 
@@ -33,7 +34,7 @@ def test_it_is_the_mean_over_documents_that_do_not_see_each_other(tmp_path):
     )
     with connect(Parallel()) as mesh:
         model = build_model(run, mesh)
-        load_initial_weights(model, run, lambda *_: None)
+        load_initial_weights(sharded_parameters(model, mesh), run, lambda *_: None)
         batches = validation_batches(TokenSet.open(tmp_path / "held"), 24, 1000, 2, 0, 1, document_mask=True)
         found = validation_loss(model, batches, mesh)
         with torch.no_grad():

@@ -5,9 +5,13 @@ forgotten, so nothing is computed twice. Logits for 8,192 tokens and 128,256 wor
 a fraction. Source: Hsu et al. 2024 (Liger kernels) for the idea; the arithmetic here is torch's.
 """
 
-# t tokens (of a chunk)  d model width  v vocabulary, padded
+# t tokens (of a chunk, or of a rank)  T tokens of all ranks that share the vocabulary  d model width
+# v vocabulary, padded; this rank's share of it
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,55 +29,113 @@ VOCAB_MULTIPLE = 128
 """A product whose width is no multiple of this is slow on GPUs, so the weight is padded to it."""
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, chunk_tokens: int | None = None) -> Tensor:
+@dataclass(frozen=True)
+class VocabularyShare:
+    """The rows of the vocabulary's weight that this rank holds, and how it works with the ranks that hold the others.
+
+    Between layers each of them holds a slice of the tokens (t), inside they compute on all of them (T).
+    """
+
+    rows: range
+    """Which rows of the whole vocabulary's the weight holds."""
+    counts: bool
+    """Whether this rank's result counts the loss, which all of them know; exactly one does."""
+    gather: Callable[[Tensor], Tensor]
+    """(t, d) of each rank, joined: (T, d)."""
+    reduce_scatter: Callable[[Tensor], Tensor]
+    """The sum over the ranks of (T, d), of which each gets its slice (t, d)."""
+    max_: Callable[[Tensor], Tensor]
+    """The largest over the ranks, in place."""
+    sum_: Callable[[Tensor], Tensor]
+    """The sum over the ranks, in place."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    chunk_tokens: int | None = None,
+    share: VocabularyShare | None = None,
+) -> Tensor:
     """SUM of -log softmax(hidden @ weight^T)[label] over all labels that are not IGNORE, in at least fp32.
 
     hidden (..., d), weight (vocabulary, d), labels (...). The gradients have the formats of hidden and weight; the
     weight's is summed over chunks in at least fp32. chunk_tokens is CHUNK_TOKENS of the device if None.
+    With a share of the vocabulary: hidden (t, d), weight this rank's rows, labels (T,), and the sum over the ranks of
+    the results is the loss.
     """
     chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
-    hidden_td, labels_t = hidden.flatten(0, -2), labels.flatten()
+    hidden_td, labels_T = hidden.flatten(0, -2), labels.flatten()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _LinearCrossEntropy.apply(hidden_td, weight, labels_t, chunk_tokens)
+        return _LinearCrossEntropy.apply(hidden_td, weight, labels_T, chunk_tokens, share)
     padded_vd = _padded(weight, product_dtype(hidden))
     loss = hidden.new_zeros((), dtype=_wide(hidden))
-    for h_td, y_t in zip(hidden_td.split(chunk_tokens), labels_t.split(chunk_tokens), strict=True):
-        loss += _losses(_logits(h_td, padded_vd, len(weight)), y_t)
-    return loss
+    hidden_Td = hidden_td if share is None else share.gather(hidden_td)
+    for h_td, y_t in zip(hidden_Td.split(chunk_tokens), labels_T.split(chunk_tokens), strict=True):
+        logits_tv = _logits(h_td, padded_vd, len(weight))
+        loss += _losses(logits_tv, y_t) if share is None else _shared_softmax(logits_tv, y_t, share)[0]
+    return loss if share is None or share.counts else torch.zeros_like(loss)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the gradients in forward, for an incoming gradient of 1; backward scales them."""
+    """Computes the gradients in forward, for an incoming gradient of 1; backward scales them.
+
+    The weight's is no activation but a gradient that waits, so it is not saved as one.
+    """
 
     @staticmethod
-    def forward(ctx, hidden_td: Tensor, weight: Tensor, labels_t: Tensor, chunk_tokens: int) -> Tensor:
+    def forward(
+        ctx, hidden_td: Tensor, weight: Tensor, labels_T: Tensor, chunk_tokens: int, share: VocabularyShare | None
+    ) -> Tensor:
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         padded_vd = _padded(weight, product_dtype(hidden_td))
         loss = hidden_td.new_zeros((), dtype=_wide(hidden_td))
-        d_hidden_td = torch.empty_like(hidden_td) if want_hidden else None
+        hidden_Td = hidden_td if share is None else share.gather(hidden_td)
+        d_hidden_Td = torch.empty_like(hidden_Td) if want_hidden else None
         d_weight_vd = padded_vd.new_zeros(padded_vd.shape, dtype=_wide(weight)) if want_weight else None
-        for start in range(0, len(labels_t), chunk_tokens):
+        for start in range(0, len(labels_T), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            h_td, y_t = hidden_td[rows].to(padded_vd.dtype), labels_t[rows]
-            chunk_loss, d_logits_tv, d_target_t = _losses_and_gradient(_logits(h_td, padded_vd, len(weight)), y_t)
-            d_logits_tv.scatter_(1, y_t.clamp(min=0)[:, None], d_target_t[:, None])
-            labelled_t1 = (y_t != IGNORE)[
-                :, None
-            ]  # the other rows drop out of these thin products, not of the wide one
+            h_td, y_t = hidden_Td[rows].to(padded_vd.dtype), labels_T[rows]
+            chunk_loss, d_logits_tv = _loss_and_gradient(_logits(h_td, padded_vd, len(weight)), y_t, share)
+            labelled_t1 = (y_t != IGNORE)[:, None]  # the others drop out of these thin products, not of the wide one
             loss += chunk_loss
-            if d_hidden_td is not None:
-                d_hidden_td[rows] = (d_logits_tv @ padded_vd) * labelled_t1
+            if d_hidden_Td is not None:
+                d_hidden_Td[rows] = (d_logits_tv @ padded_vd) * labelled_t1
             if d_weight_vd is not None:
                 _accumulate(d_weight_vd, d_logits_tv.T, h_td * labelled_t1)
-        ctx.save_for_backward(d_hidden_td, None if d_weight_vd is None else d_weight_vd[: len(weight)].to(weight.dtype))
-        return loss
+        if share is not None and d_hidden_Td is not None:
+            d_hidden_Td = share.reduce_scatter(d_hidden_Td)
+        ctx.save_for_backward(d_hidden_Td)
+        ctx.spent = False
+        ctx.d_weight = None if d_weight_vd is None else d_weight_vd[: len(weight)].to(weight.dtype)
+        return loss if share is None or share.counts else torch.zeros_like(loss)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, scale: Tensor):
-        d_hidden_td, d_weight_vd = ctx.saved_tensors
+        (d_hidden_td,) = ctx.saved_tensors
+        if ctx.spent:
+            raise RuntimeError("backward ran twice through linear_cross_entropy, which keeps its gradients for one run")
+        d_weight_vd, ctx.d_weight, ctx.spent = ctx.d_weight, None, True
         hidden = None if d_hidden_td is None else d_hidden_td * scale
-        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None
+        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None, None
+
+
+def _loss_and_gradient(logits_tv: Tensor, labels_t: Tensor, share: VocabularyShare | None) -> tuple[Tensor, Tensor]:
+    """Sum of the chunk's losses, and the gradient of the logits this rank has, before labels that are IGNORE drop out.
+
+    At a label it is softmax - 1, rounded after the subtraction: a confident model's 0.999 would be 1 in bf16.
+    """
+    if share is None:
+        loss, d_logits_tv, d_target_t = _softmax(logits_tv, labels_t)
+        d_logits_tv.scatter_(1, labels_t.clamp(min=0)[:, None], d_target_t[:, None])
+        return loss, d_logits_tv
+    loss, log_sum_t, log_p_t = _shared_softmax(logits_tv, labels_t, share)
+    d_logits_tv = _probabilities(logits_tv, log_sum_t)
+    place_t, here_t = _places(labels_t, share.rows)
+    d_target_t = torch.where(here_t, torch.expm1(log_p_t).to(d_logits_tv.dtype), d_logits_tv[:, 0])
+    d_logits_tv.scatter_(1, place_t[:, None], d_target_t[:, None])
+    return loss, d_logits_tv
 
 
 @compiled_on_cuda
@@ -83,15 +145,48 @@ def _losses(logits_tv: Tensor, labels_t: Tensor) -> Tensor:
 
 
 @compiled_on_cuda
-def _losses_and_gradient(logits_tv: Tensor, labels_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of the chunk's losses, its softmax in the logits' format, and the gradient at each label: softmax there - 1.
-
-    softmax - 1 is rounded after the subtraction, since a confident model's 0.999 would be 1 in bf16.
-    """
+def _softmax(logits_tv: Tensor, labels_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the chunk's losses, its softmax in the logits' format, and at each label the gradient softmax - 1."""
     log_p_tv = F.log_softmax(logits_tv, dim=-1, dtype=_wide(logits_tv))
     log_p_t = log_p_tv.gather(1, labels_t.clamp(min=0)[:, None]).squeeze(1)
     loss = -torch.where(labels_t == IGNORE, 0.0, log_p_t).sum()
     return loss, log_p_tv.exp_().to(logits_tv.dtype), torch.expm1(log_p_t).to(logits_tv.dtype)
+
+
+def _shared_softmax(logits_tv: Tensor, labels_t: Tensor, share: VocabularyShare) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the whole vocabulary: the sum of the losses, each token's log of its normalizer, its label's log p."""
+    highest_t = share.max_(_highest(logits_tv))
+    place_t, here_t = _places(labels_t, share.rows)
+    sums_2t = share.sum_(_sum_and_target(logits_tv, highest_t, place_t, here_t))
+    log_sum_t = sums_2t[0].log() + highest_t
+    log_p_t = sums_2t[1] - log_sum_t
+    return -torch.where(labels_t == IGNORE, 0.0, log_p_t).sum(), log_sum_t, log_p_t
+
+
+@compiled_on_cuda
+def _highest(logits_tv: Tensor) -> Tensor:
+    """The largest logit of each token, in at least fp32."""
+    return logits_tv.amax(1).to(_wide(logits_tv))
+
+
+@compiled_on_cuda
+def _sum_and_target(logits_tv: Tensor, highest_t: Tensor, place_t: Tensor, here_t: Tensor) -> Tensor:
+    """(2, t): the sum of exp(logit - highest), and the label's logit, 0 where another rank has it."""
+    wide_tv = logits_tv.to(highest_t.dtype)
+    target_t = wide_tv.gather(1, place_t[:, None]).squeeze(1)
+    return torch.stack([(wide_tv - highest_t[:, None]).exp().sum(1), torch.where(here_t, target_t, 0.0)])
+
+
+@compiled_on_cuda
+def _probabilities(logits_tv: Tensor, log_sum_t: Tensor) -> Tensor:
+    """Softmax over the whole vocabulary of the logits that this rank has, in their format."""
+    return (logits_tv.to(log_sum_t.dtype) - log_sum_t[:, None]).exp().to(logits_tv.dtype)
+
+
+def _places(labels_t: Tensor, rows: range) -> tuple[Tensor, Tensor]:
+    """The column of each label among this rank's, 0 where it is none of them, and whether it is one."""
+    here_t = (labels_t >= rows.start) & (labels_t < rows.stop)
+    return (labels_t - rows.start).where(here_t, 0), here_t
 
 
 def _logits(h_td: Tensor, padded_vd: Tensor, vocab: int) -> Tensor:

@@ -24,3 +24,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., i) @ weight (o, i)^T + bias (o,) -> (..., o), in the format of x."""
     wide = product_dtype(x)
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """left (a, k) @ right (k, b) -> (a, b), in the format of left."""
+    wide = product_dtype(left)
+    return (left.to(wide) @ right.to(wide)).to(left.dtype)

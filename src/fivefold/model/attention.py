@@ -1,10 +1,12 @@
 """Self-attention of one block, and what all blocks of a forward share: who sees whom, and each position's rotation.
 
 Queries, keys and values come from one product, each key/value head's beside its queries, so that a cut of the rows
-into equal parts gives each part whole groups of heads.
+into equal parts gives each rank of tp whole groups of heads. Ranks of cp hold some positions of each sequence and
+exchange what attention needs of the others.
 """
 
-# b sequences  s positions  d model width  h query heads  g key/value heads  e head size
+# b sequences  s positions of this rank (all / cp)  S all positions  t tokens of this rank  T of all ranks of tp = b s
+# d model width  h query heads / tp  g key/value heads / tp  e head size
 
 from __future__ import annotations
 
@@ -16,52 +18,73 @@ from fivefold.kernels.alibi import alibi_slopes
 from fivefold.kernels.attention import Mask, attend, attention_mask, document_starts
 from fivefold.kernels.rotary import rotate, rotation
 from fivefold.model import rope
-from fivefold.model.layers import Linear, RMSNorm
+from fivefold.model.layers import RMSNorm
+from fivefold.model.part import WHOLE, Part
+from fivefold.parallel.context import ContextPlan, attend_across, plan_attention
+from fivefold.parallel.tensor import ColumnLinear, RowLinear, piece
 
 
 class Context:
     """What the blocks share. No dataclass and no tuple: FSDP looks into those and casts what it finds to bf16."""
 
-    def __init__(self, mask: Mask, turn: tuple[Tensor, Tensor] | None) -> None:
+    def __init__(self, rows: tuple[int, int], mask: Mask | ContextPlan, turn: tuple[Tensor, Tensor] | None) -> None:
+        self.rows = rows  # (b, s): the tokens T as rows
         self.mask = mask
         self.turn = turn  # tables of `rotate` for each position, (s, e) or (b, s, e); None without rotary embedding
 
 
-def context(model: Model, hidden_bsd: Tensor, documents_bs: Tensor | None) -> Context:
-    """Prepared once a forward, for activations like `hidden_bsd`; documents_bs is None if each row is one document."""
+def context(
+    model: Model, part: Part, like: Tensor, positions_s: Tensor, documents_bS: Tensor | None, shape: torch.Size
+) -> Context:
+    """Prepared once a forward, for activations in the format and on the device of `like`.
+
+    positions_s are this rank's of the whole sequences (b, S) = `shape`; documents_bS is None if each row is one
+    document.
+    """
     slopes = alibi_slopes(model.heads) if model.position == "alibi" else None
-    turn = _turn(model, hidden_bsd, documents_bs) if model.position == "rope" else None
-    return Context(attention_mask(hidden_bsd, documents_bs, slopes), turn)
+    if slopes is not None:
+        mine = piece(model.heads, part.tp)
+        slopes = slopes[mine.start : mine.stop]
+    turn = _turn(model, like, positions_s, documents_bS) if model.position == "rope" else None
+    rows = shape[0], len(positions_s)
+    like_bs = like.new_empty((*rows, 0))
+    if part.cp.size == 1:
+        return Context(rows, attention_mask(like_bs, documents_bS, slopes), turn)
+    return Context(rows, plan_attention(part.cp, part.cp_method, shape[1], like_bs, documents_bS, slopes), turn)
 
 
-def _turn(model: Model, hidden_bsd: Tensor, documents_bs: Tensor | None) -> tuple[Tensor, Tensor]:
-    positions = torch.arange(hidden_bsd.shape[1], device=hidden_bsd.device)
-    if documents_bs is not None:
-        positions = positions - document_starts(documents_bs)
-    wide = torch.promote_types(hidden_bsd.dtype, torch.float32)
-    frequencies = rope.frequencies(model, wide).to(hidden_bsd.device, non_blocking=True)
+def _turn(model: Model, like: Tensor, positions_s: Tensor, documents_bS: Tensor | None) -> tuple[Tensor, Tensor]:
+    positions = positions_s
+    if documents_bS is not None:
+        positions = positions_s - document_starts(documents_bS)[:, positions_s]
+    wide = torch.promote_types(like.dtype, torch.float32)
+    frequencies = rope.frequencies(model, wide).to(like.device, non_blocking=True)
     return rotation(positions, frequencies, rope.attention_factor(model))
 
 
 class Attention(nn.Module):
-    """Causal self-attention with grouped queries: x_bsd -> the update to the residual stream, the same shape.
+    """Causal self-attention with grouped queries: x_td -> the update to the residual stream, the same shape.
 
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Henry et al. 2020 (norm of queries and keys).
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, part: Part = WHOLE) -> None:
         super().__init__()
-        self.kv_heads, self.head_size = model.key_value_heads, model.head_size
-        self.queries = model.heads // self.kv_heads  # of each key/value head
-        self.qkv = Linear(model.hidden, (model.heads + 2 * self.kv_heads) * self.head_size, bias=model.bias)
+        heads, kv_heads, self.head_size = model.heads, model.key_value_heads, model.head_size
+        self.queries = heads // kv_heads  # of each key/value head
+        self.qkv = ColumnLinear(model.hidden, (heads + 2 * kv_heads) * self.head_size, model.bias, part.tp)
         self.q_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else nn.Identity()
-        self.output = Linear(model.heads * self.head_size, model.hidden, bias=model.bias)
+        self.output = RowLinear(heads * self.head_size, model.hidden, model.bias, part.tp)
 
-    def forward(self, x_bsd: Tensor, context: Context) -> Tensor:
-        grouped = self.qkv(x_bsd).unflatten(-1, (self.kv_heads, self.queries + 2, self.head_size))
+    def forward(self, x_td: Tensor, shared: Context) -> Tensor:
+        grouped = self.qkv(x_td).unflatten(0, shared.rows).unflatten(-1, (-1, self.queries + 2, self.head_size))
         q, k, v = grouped.split([self.queries, 1, 1], dim=-2)
         q_bshe, k_bsge, v_bsge = self.q_norm(q.flatten(2, 3)), self.k_norm(k.squeeze(3)), v.squeeze(3)
-        if context.turn is not None:
-            q_bshe, k_bsge = rotate(q_bshe, k_bsge, *context.turn)
-        return self.output(attend(q_bshe, k_bsge, v_bsge, context.mask).flatten(2))
+        if shared.turn is not None:
+            q_bshe, k_bsge = rotate(q_bshe, k_bsge, *shared.turn)
+        if isinstance(shared.mask, ContextPlan):
+            out_bshe = attend_across(q_bshe, k_bsge, v_bsge, shared.mask)
+        else:
+            out_bshe = attend(q_bshe, k_bsge, v_bsge, shared.mask)
+        return self.output(out_bshe.flatten(0, 1).flatten(1))

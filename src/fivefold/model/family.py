@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from fivefold import plugins
 from fivefold.config.run import Model
 from fivefold.model.hf import BLOOM, LLAMA, HFAdaptor
 from fivefold.model.init import initialize
+from fivefold.model.part import Part
 from fivefold.model.transformer import Transformer
 
 
@@ -23,17 +24,19 @@ class Family:
     """What the rest of the house must know of an architecture."""
 
     name: str
-    build: Callable[[Model], nn.Module]
-    """Makes the modules; called on the meta device. It has `layers`, and a forward as `Transformer`'s."""
-    initialize: Callable[[nn.Module, Model, int], None]
-    """Fills every parameter's local shard from (module, model, seed), the same on every layout."""
+    build: Callable[[Model, Part], nn.Module]
+    """Makes the modules of a part; called on the meta device. It has `layers`, and a forward as `Transformer`'s."""
+    initialize: Callable[[Mapping[str, Tensor], Model, int], None]
+    """Fills this rank's piece of each parameter from (whole parameters by name, model, seed), on every layout alike."""
+    splits: bool = False
+    """Whether `build` heeds its part. If not, only data parallelism can spread the family."""
     huggingface: HFAdaptor | None = None
     """How to read and write Hugging Face's files; None if the family has no such format."""
 
 
 BUILT_IN = {
-    "llama": Family("llama", Transformer, initialize, LLAMA),
-    "bloom": Family("bloom", Transformer, initialize, BLOOM),
+    "llama": Family("llama", Transformer, initialize, splits=True, huggingface=LLAMA),
+    "bloom": Family("bloom", Transformer, initialize, splits=True, huggingface=BLOOM),
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fivefold._torch import local_offsets
@@ -191,14 +191,14 @@ def _reconcile_tie(files: WeightFiles, model: Model, adaptor: HFAdaptor, stored:
     return "the output head equals the embedding, but model.tied is false: they will be trained apart"
 
 
-def load_into(module: nn.Module, weights: Weights) -> None:
-    """Copy the weights into the parameters of `module`, whole or DTensor; each rank reads and writes its own shard.
+def load_into(parameters: Mapping[str, Tensor], weights: Weights) -> None:
+    """Copy the weights into the parameters, by name, whole or DTensor; each rank reads and writes its own shard.
 
-    The module may hold a part of the model (a pipeline stage); all that it holds is written. Types are converted to
-    the parameters'. No communication.
+    The parameters may be those of a part of the model (a pipeline stage). Types are converted to theirs. No
+    communication.
     """
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in parameters.items():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             offsets = local_offsets(parameter) if isinstance(parameter, DTensor) else (0,) * parameter.ndim
             if local.numel():
@@ -208,8 +208,10 @@ def load_into(module: nn.Module, weights: Weights) -> None:
                 local.copy_(rows)
 
 
-def load_huggingface(module: nn.Module, model: Model, adaptor: HFAdaptor | None, on_event: OnEvent = ignore) -> None:
-    """Give `module` the weights of `model.from`, a directory or a hub id; `adaptor` is its family's.
+def load_huggingface(
+    parameters: Mapping[str, Tensor], model: Model, adaptor: HFAdaptor | None, on_event: OnEvent = ignore
+) -> None:
+    """Give the parameters the weights of `model.from`, a directory or a hub id; `adaptor` is its family's.
 
     Raises as `open_weights`, and UserError if there is no source or the family has no adaptor: a run that asks for
     weights never starts from random ones.
@@ -218,4 +220,4 @@ def load_huggingface(module: nn.Module, model: Model, adaptor: HFAdaptor | None,
         raise UserError(f"model.weights is load, but family {model.family!r} cannot read Hugging Face's files")
     if model.from_ is None:
         raise UserError("model.weights is load, but model.from names no Hugging Face directory or hub id")
-    load_into(module, open_weights(weights_directory(model.from_), model, adaptor, on_event))
+    load_into(parameters, open_weights(weights_directory(model.from_), model, adaptor, on_event))

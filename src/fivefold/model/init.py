@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fivefold._torch import local_offsets
@@ -25,13 +25,13 @@ RESIDUAL = ("attention.output.weight", "ffn.down.weight")
 
 
 @torch.no_grad()
-def initialize(module: nn.Module, config: Model, seed: int) -> None:
-    """Fill every parameter in place; of a DTensor, this rank's shard.
+def initialize(parameters: Mapping[str, Tensor], config: Model, seed: int) -> None:
+    """Fill every parameter, by its name, in place; of a DTensor, this rank's shard.
 
     Matrices get normal(0, init_std), those that end in one of RESIDUAL init_std / sqrt(2 layers); norm weights 1;
     biases 0.
     """
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters.items():
         if name.endswith("bias"):
             _local(parameter).zero_()
         elif parameter.ndim == 1:

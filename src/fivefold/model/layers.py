@@ -1,4 +1,4 @@
-"""The modules that hold weights of a block, thin around the functions of `kernels`: linear layers and norms."""
+"""The norms of a block: modules that hold weights, thin around the functions of `kernels`."""
 
 # d model width
 
@@ -9,15 +9,7 @@ from torch import Tensor, nn
 
 from fivefold.config.run import Model
 from fivefold.kernels.layer_norm import add_layer_norm, layer_norm
-from fivefold.kernels.linear import linear
 from fivefold.kernels.rms_norm import add_rms_norm, rms_norm
-
-
-class Linear(nn.Linear):
-    """x (..., i) -> x W^T + b (..., o)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):

@@ -1,10 +1,13 @@
 """The dense decoder-only transformer, one implementation of the Llama and the BLOOM family.
 
 Which norm, activation, position embedding, biases and head it has are independent fields of the run file's `Model`.
-Parallelism is applied from outside; nothing here knows of ranks. Names and shapes of the parameters are in `spec.py`.
+Between layers the tokens of all sequences are one dimension, of which a rank may hold a slice (tp); a sequence may be
+cut over ranks before that (cp). The layers that communicate are those of `parallel`: column and row layers, embedding,
+attention. Names and shapes of the parameters are in `spec.py`.
 """
 
-# b sequences  s positions  d model width  f feed-forward width  v vocabulary
+# b sequences  s positions  t tokens of this rank  T tokens of all ranks of tp = b s / cp
+# d model width  f feed-forward width / tp  v vocabulary / tp
 
 from __future__ import annotations
 
@@ -16,21 +19,31 @@ from fivefold.kernels.cross_entropy import linear_cross_entropy
 from fivefold.kernels.linear import linear
 from fivefold.kernels.swiglu import swiglu
 from fivefold.model.attention import Attention, Context, context
-from fivefold.model.layers import Linear, norm
+from fivefold.model.layers import norm
+from fivefold.model.part import WHOLE, Part
 from fivefold.model.spec import vocabulary
+from fivefold.parallel.axis import Axis
+from fivefold.parallel.context import positions
+from fivefold.parallel.tensor import ColumnLinear, Embedding, RowLinear, vocabulary_share
 
 
 class Transformer(nn.Module):
-    """Tokens in, the sum of their losses or their logits out. The order below is the order of computation."""
+    """Tokens in, the sum of their losses or their logits out. The order below is the order of computation.
 
-    def __init__(self, model: Model) -> None:
+    The modules are those of `part`: a stage that does not begin the model has no embedding, one that does not end it
+    neither the last norm nor the head. Layers keep their numbers in the whole model.
+    """
+
+    def __init__(self, model: Model, part: Part = WHOLE) -> None:
         super().__init__()
-        self.model = model
-        self.embedding = nn.Embedding(vocabulary(model), model.hidden)
-        self.embedding_norm = norm(model) if model.embedding_norm else nn.Identity()
-        self.layers = nn.ModuleList(Block(model) for _ in range(model.layers))
-        self.norm = norm(model)
-        self.head = Head(model)
+        self.model, self.part = model, part
+        if part.first:
+            self.embedding = Embedding(vocabulary(model), model.hidden, part.tp)
+            self.embedding_norm = norm(model) if model.embedding_norm else nn.Identity()
+        self.layers = nn.ModuleDict({str(number): Block(model, part) for number in part.layers_of(model)})
+        if part.last:
+            self.norm = norm(model)
+            self.head = Head(model, part.tp)
 
     def forward(
         self,
@@ -41,68 +54,79 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """With labels: the SUM of the losses of those that are not -100, a scalar in at least fp32. Else logits_bsv.
 
+        All ranks of tp and cp get the same whole sequences, and the sum over them of what they return is the loss.
         documents_bs numbers each row's documents in ascending order; attention and positions stay inside a document.
         It is read only if `packed` says that some row holds more than one.
         """
-        x_bsd = self.embedding_norm(self.embedding(tokens_bs))
-        shared = context(self.model, x_bsd, documents_bs if packed else None)
-        for layer in self.layers:
-            x_bsd = layer(x_bsd, shared)
+        mine = positions(tokens_bs.shape[1], self.part.cp, self.part.cp_method).to(tokens_bs.device)
+        x_td = self.embedding_norm(self.embedding(tokens_bs[:, mine].flatten()))
+        shared = context(self.model, self.part, x_td, mine, documents_bs if packed else None, tokens_bs.shape)
+        for layer in self.layers.values():
+            x_td = layer(x_td, shared)
         tied_weight = self.embedding.weight if self.model.tied else None
-        return self.head(self.norm(x_bsd), labels_bs, tied_weight)
+        if labels_bs is None:
+            return self.head.logits(self.norm(x_td), tied_weight).unflatten(0, shared.rows)
+        return self.head(self.norm(x_td), labels_bs[:, mine].flatten(), tied_weight)
 
 
 class Block(nn.Module):
-    """Attention, then feed-forward, each on a norm of the residual stream and added to it: x_bsd -> x_bsd."""
+    """Attention, then feed-forward, each on a norm of the residual stream and added to it: x_td -> x_td."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, part: Part = WHOLE) -> None:
         super().__init__()
         self.attention_norm = norm(model)
-        self.attention = Attention(model)
+        self.attention = Attention(model, part)
         self.ffn_norm = norm(model)
-        self.ffn = SwiGLU(model) if model.activation == "swiglu" else GELU(model)
+        self.ffn = SwiGLU(model, part.tp) if model.activation == "swiglu" else GELU(model, part.tp)
 
-    def forward(self, x_bsd: Tensor, shared: Context) -> Tensor:
-        attended_bsd = self.attention(self.attention_norm(x_bsd), shared)
-        x_bsd, normed_bsd = self.ffn_norm.after_adding(x_bsd, attended_bsd)
-        return x_bsd + self.ffn(normed_bsd)
+    def forward(self, x_td: Tensor, shared: Context) -> Tensor:
+        attended_td = self.attention(self.attention_norm(x_td), shared)
+        x_td, normed_td = self.ffn_norm.after_adding(x_td, attended_td)
+        return x_td + self.ffn(normed_td)
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x), gate and up as one product with alternate columns (Shazeer 2020)."""
+    """down(silu(gate x) * up x), gate and up as one product with alternate columns (Shazeer 2020): x_td -> x_td."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tp: Axis) -> None:
         super().__init__()
-        self.gate_up = Linear(model.hidden, 2 * model.ffn, bias=model.bias)
-        self.down = Linear(model.ffn, model.hidden, bias=model.bias)
+        self.gate_up = ColumnLinear(model.hidden, 2 * model.ffn, model.bias, tp)
+        self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
 
-    def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x_bsd)))
+    def forward(self, x_td: Tensor) -> Tensor:
+        hidden_Tf = swiglu(self.gate_up(x_td))
+        return self.down(hidden_Tf)
 
 
 class GELU(nn.Module):
-    """down(gelu(up x)), the tanh approximation (Hendrycks & Gimpel 2016)."""
+    """down(gelu(up x)), the tanh approximation (Hendrycks & Gimpel 2016): x_td -> x_td."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tp: Axis) -> None:
         super().__init__()
-        self.up = Linear(model.hidden, model.ffn, bias=model.bias)
-        self.down = Linear(model.ffn, model.hidden, bias=model.bias)
+        self.up = ColumnLinear(model.hidden, model.ffn, model.bias, tp)
+        self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
 
-    def forward(self, x_bsd: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x_bsd), approximate="tanh"))
+    def forward(self, x_td: Tensor) -> Tensor:
+        hidden_Tf = F.gelu(self.up(x_td), approximate="tanh")
+        return self.down(hidden_Tf)
 
 
 class Head(nn.Module):
     """The output projection, and the loss without all logits. A tied head has no weight: it gets the embedding's."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tp: Axis) -> None:
         super().__init__()
+        self.tp, self.vocabulary = tp, vocabulary(model)
         self.register_parameter("weight", None)
         if not model.tied:
-            self.weight = Linear(model.hidden, vocabulary(model), bias=False).weight
+            column = ColumnLinear(model.hidden, self.vocabulary, bias=False, tp=tp)
+            self.weight, self.cuts = column.weight, column.cuts
 
-    def forward(self, x_bsd: Tensor, labels_bs: Tensor | None = None, tied_weight: Tensor | None = None) -> Tensor:
+    def forward(self, x_td: Tensor, labels_T: Tensor, tied_weight: Tensor | None = None) -> Tensor:
+        """This rank's share of the sum of the losses."""
         weight_vd = self.weight if tied_weight is None else tied_weight
-        if labels_bs is None:
-            return linear(x_bsd, weight_vd)
-        return linear_cross_entropy(x_bsd, weight_vd, labels_bs)
+        return linear_cross_entropy(x_td, weight_vd, labels_T, share=vocabulary_share(self.vocabulary, self.tp))
+
+    def logits(self, x_td: Tensor, tied_weight: Tensor | None = None) -> Tensor:
+        """(t, v), on a rank that has the whole vocabulary."""
+        return linear(x_td, self.weight if tied_weight is None else tied_weight)

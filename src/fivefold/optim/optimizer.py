@@ -1,20 +1,20 @@
 """The optimizer of a sharded model: torch's, run on the local shards, with clipping folded into its update.
 
-Parameters are DTensors; the update is element-wise, so it works on their local parts as plain tensors, which costs no
+The update is element-wise, so it works on this rank's pieces of the parameters as plain tensors, which costs no
 dispatch. A gradient that is not finite changes nothing: weights, moments and their step count stay as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from fivefold._torch import divides_in_kernel, foreach_mul_
 from fivefold.config.run import Optim
+from fivefold.parallel.state import ShardedParameter, local_part
 from fivefold.plugins import find
 
 Factory = Callable[[list[dict[str, Any]], Optim], torch.optim.Optimizer]
@@ -29,20 +29,20 @@ OPTIMIZERS: Mapping[str, Factory] = {"adamw": adamw}
 
 
 class ShardedOptimizer:
-    """Updates the local shards of `parameters` (by name). Tensors with fewer than two dimensions are not decayed."""
+    """Updates this rank's pieces of `parameters`. Those with fewer than two dimensions are not decayed."""
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], optim: Optim) -> None:
-        self.parameters = dict(parameters)
-        self.local = {name: nn.Parameter(_local(p.detach())) for name, p in self.parameters.items()}
-        matrices = [self.local[name] for name, p in self.parameters.items() if p.ndim >= 2]
-        vectors = [self.local[name] for name, p in self.parameters.items() if p.ndim < 2]
+    def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim) -> None:
+        self.parameters = parameters
+        self.local = {name: nn.Parameter(p.local) for name, p in parameters.items()}
+        matrices = [self.local[name] for name, p in parameters.items() if len(p.shape) >= 2]
+        vectors = [self.local[name] for name, p in parameters.items() if len(p.shape) < 2]
         groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.inner = find("optimizers", optim.name, OPTIMIZERS)([g for g in groups if g["params"]], optim)
 
     def gradients(self) -> list[Tensor]:
-        """The local part of each parameter's gradient, in the order of `parameters`; zeros where there is none."""
+        """This rank's piece of each parameter's gradient, in the order of `parameters`; zeros where there is none."""
         return [
-            torch.zeros_like(self.local[name]) if p.grad is None else _local(p.grad)
+            torch.zeros_like(self.local[name]) if p.parameter.grad is None else local_part(p.parameter.grad)
             for name, p in self.parameters.items()
         ]
 
@@ -74,13 +74,14 @@ class ShardedOptimizer:
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for parameter in [*self.parameters.values(), *self.local.values()]:
+        for parameter in [*(p.parameter for p in self.parameters.values()), *self.local.values()]:
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """The state as `<kind>.<parameter>`, sharded as the parameter is; empty before the first step."""
+        """The state as `<kind>.<parameter>`, sharded as the parameter is; empty before the first step. Scalars are
+        plain tensors: they are the same on all ranks."""
         return {
-            f"{kind}.{name}": _like(self.parameters[name], value)
+            f"{kind}.{name}": self.parameters[name].like(value) if value.ndim else value
             for name, local in self.local.items()
             for kind, value in self.inner.state.get(local, {}).items()
             if isinstance(value, Tensor)
@@ -96,16 +97,3 @@ class ShardedOptimizer:
             local.detach().copy_(value)
         self.zero_grad()
         return self.state()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """`value` as a DTensor with the placement of `parameter`; scalars stay plain, they are the same on all ranks."""
-    if not isinstance(parameter, DTensor) or value.ndim == 0:
-        return value
-    return DTensor.from_local(
-        value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-    )

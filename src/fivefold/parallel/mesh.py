@@ -1,7 +1,9 @@
 """The ranks of a run: which process this is, on which device, and the groups it talks to.
 
-A `Mesh` is made once, by `connect`, and passed to whoever needs a group: there is no global state of ours. The ranks
-of the data-parallel dimension form a device mesh with the axes (replicate, shard); dp = replicate x shard.
+A `Mesh` is made once, by `connect`, and passed to whoever needs a group: there is no global state of ours. What each
+rank is stands in `grid.py`. Parameters live on the device mesh `dense` with the axes (pp, tp, replicate, shard): tp
+cuts a parameter first and shard cuts what is left, so that a shard is a contiguous piece. The ranks of cp hold the same
+weights, so they are shards too.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
+from fivefold.parallel.axis import ALONE, Axis
+from fivefold.parallel.grid import Grid
 from fivefold.parallel.rendezvous import RENDEZVOUS
 
 T = TypeVar("T")
@@ -32,22 +36,30 @@ class Mesh:
     rank: int
     world: int
     device: torch.device
-    dense: DeviceMesh  # (replicate, shard)
+    grid: Grid
+    dense: DeviceMesh  # (pp, tp, replicate, shard); the ranks of cp are among shard, or with ZeRO 0 among replicate
+    tp: Axis
+    cp: Axis
 
     @property
     def dp(self) -> int:
-        """Data-parallel replicas, sharded or not."""
-        return self.dense.size()
+        """Shares of a batch."""
+        return self.grid.dp
 
     @property
     def dp_rank(self) -> int:
-        """Which of the `dp` shares of a batch this rank computes."""
-        return self.dense.get_rank()
+        """Which of the `dp` shares of a batch this rank works on."""
+        return self.grid.dp_rank(self.rank)
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same shard of a parameter."""
+        """Ranks that hold the same shard of a parameter that tp cuts."""
         return self.dense["replicate"].size()
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank counts what all ranks that share its sequences know: one of them does."""
+        return self.tp.rank == 0 and self.cp.rank == 0
 
     @property
     def is_main(self) -> bool:
@@ -105,9 +117,21 @@ def connect(parallel: Parallel, timeout: timedelta = timedelta(minutes=10)) -> I
 def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
     """The mesh of a layout over the processes that are connected already; a collective call."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    replicate = world if parallel.zero == 0 else parallel.replicate
-    dense = init_device_mesh(device.type, (replicate, world // replicate), mesh_dim_names=("replicate", "shard"))
-    return Mesh(rank, world, device, dense)
+    grid = Grid.of(parallel, world)
+    together = grid.dp * grid.cp  # ranks that compute with the same weights
+    replicate = together if parallel.zero == 0 else grid.replicate
+    ranks = torch.arange(world).view(grid.pp, replicate, together // replicate, grid.tp).permute(0, 3, 1, 2)
+    dense = DeviceMesh(device.type, ranks.contiguous(), mesh_dim_names=("pp", "tp", "replicate", "shard"))
+    role = grid.role(rank)
+    tp = Axis(grid.tp, role.tp, dense["tp"].get_group()) if grid.tp > 1 else ALONE
+    cp = Axis(grid.cp, role.cp, _subgroup(grid, "cp")) if grid.cp > 1 else ALONE
+    return Mesh(rank, world, device, grid, dense, tp, cp)
+
+
+def _subgroup(grid: Grid, axis: str) -> dist.ProcessGroup:
+    """This rank's group along `axis`; every rank makes all of them."""
+    groups = {tuple(grid.peers(rank, axis)) for rank in range(grid.world)}
+    return dist.new_subgroups_by_enumeration([list(group) for group in sorted(groups)])[0]
 
 
 def _local_device() -> torch.device:

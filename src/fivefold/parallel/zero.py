@@ -1,7 +1,9 @@
 """Data parallelism: ZeRO stages 0 to 3 through FSDP2, behind one function.
 
-Splits parameters, gradients and optimizer state over the `shard` axis of the mesh. Collectives: an all-gather of each
-block's weights before it is used, a reduce-scatter of its gradients after its backward. Mixed precision lives here too
+Splits parameters, gradients and optimizer state over the `shard` axis of the mesh, to which the ranks of cp belong.
+Collectives: an all-gather of each block's weights before it is used, a reduce-scatter of its gradients after its
+backward, and with replicas an all-reduce of the shards, once a step: inside a node first, then between nodes, if
+`parallel.shard` x cp fills a node. Mixed precision lives here too
 (weights are kept in the master format, gathered in the compute format, gradients reduced in the reduce format), so a
 model is wrapped even on one rank. Sources: Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
 """
@@ -40,10 +42,10 @@ def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Pre
     number of labels. (One rank has nothing to divide, and dividing by 1 would read and write every gradient.)
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=reduce_dtype(precision))
-    ranks = mesh.dense if mesh.replicas > 1 else mesh.dense["shard"]
+    ranks = mesh.dense["replicate", "shard"] if mesh.replicas > 1 else mesh.dense["shard"]
     for part in _units(model):
         fully_shard(part, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3)
-    if mesh.dp > 1:
+    if ranks.size() > 1:
         for unit in sharded_units(model):
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
@@ -54,6 +56,7 @@ def begin_microbatch(model: nn.Module, stage: int, last: bool) -> None:
     assert isinstance(model, FSDPModule)
     model.set_is_last_backward(last)
     model.set_requires_gradient_sync(last or stage >= 2)
+    model.set_requires_all_reduce(last)
     model.set_reshard_after_backward(last or stage >= 3)
 
 
@@ -69,9 +72,8 @@ def sharded_units(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    yield from model.layers  # type: ignore[misc]
-    head = getattr(model, "head", None)
-    if head is not None and any(True for _ in head.parameters()):  # a tied head has none: its weight is the root's
-        yield model.embedding  # type: ignore[misc]
-        yield head
+    yield from model.layers.children()  # type: ignore[union-attr]
+    embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
+    tied = embedding is not None and head is not None and not any(True for _ in head.parameters())
+    yield from (part for part in (embedding, head) if part is not None and not tied)  # a tied weight is the root's
     yield model

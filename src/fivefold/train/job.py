@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from fivefold.errors import RunError
 from fivefold.observe.observer import Observer
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
+from fivefold.parallel.state import ShardedParameter
 from fivefold.train.evaluate import validation_loss
 from fivefold.train.meter import Meter, Reading
 from fivefold.train.progress import Progress
@@ -117,7 +119,8 @@ class Job:
             return
         self.observer.sync()
         state = {**self.progress.state(), "data": identity(self.run, self.data)}
-        self.checkpointer.save(self.progress.step, state_tensors(self.model, self.optimizer.state()), state)
+        tensors = state_tensors(self.optimizer.parameters, self.optimizer.state())
+        self.checkpointer.save(self.progress.step, tensors, state)
         self.saved_step = self.awaited_step = self.progress.step
         self.saved_at, self.asked_to_save = time.monotonic(), False
 
@@ -154,7 +157,7 @@ def pass_on(reports: Reports, observer: Observer) -> None:
         observer.event(kind, **fields)
 
 
-def state_tensors(model: nn.Module, optimizer_state: dict[str, Tensor]) -> dict[str, Tensor]:
+def state_tensors(parameters: Mapping[str, ShardedParameter], optimizer_state: dict[str, Tensor]) -> dict[str, Tensor]:
     """All tensors of a checkpoint by name: `model.<parameter>` and `optim.<kind>.<parameter>`."""
-    tensors: dict[str, Tensor] = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {f"model.{name}": parameter.whole for name, parameter in parameters.items()}
     return tensors | {f"optim.{name}": value for name, value in optimizer_state.items()}

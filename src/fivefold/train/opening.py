@@ -22,6 +22,7 @@ from fivefold.errors import RunError, UserError
 from fivefold.observe.observer import Observer, SilentObserver, open_observer
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
+from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model, load_initial_weights
 from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release, replace_file
 from fivefold.train.job import Job, Reports, pass_on, state_tensors
@@ -119,13 +120,14 @@ def _model(
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """The model and its optimizer, as they were when the checkpoint was saved, or new."""
     model = build_model(start.run, mesh)
-    optimizer = ShardedOptimizer(model.named_parameters(), start.run.optim)
+    parameters = sharded_parameters(model, mesh)
+    optimizer = ShardedOptimizer(parameters, start.run.optim)
     if start.found is None:
-        load_initial_weights(model, start.run, lambda *event: reports.put(event))
+        load_initial_weights(parameters, start.run, lambda *event: reports.put(event))
     else:
         has_moments = any(name.startswith("optim.") for name in stored_names(start.found))
         state = optimizer.materialize() if has_moments else {}
-        checkpointer.load(start.found, state_tensors(model, state))
+        checkpointer.load(start.found, state_tensors(parameters, state))
     return model, optimizer
 
 

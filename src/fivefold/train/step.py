@@ -16,6 +16,7 @@ from fivefold.data.loader import Step
 from fivefold.optim.norm import sums_of_squares
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
+from fivefold.parallel.tensor import sum_partial
 from fivefold.parallel.zero import begin_microbatch
 
 
@@ -41,7 +42,9 @@ def train_step(
         loss += mean_share.detach()
 
     gradients = optimizer.gradients()
-    totals = mesh.sum(torch.cat([loss[None], sums_of_squares(gradients, mesh.replicas)]))
+    sum_partial(optimizer.parameters.values(), gradients, mesh.tp)
+    copies = [parameter.copies for parameter in optimizer.parameters.values()]
+    totals = mesh.sum(torch.cat([loss[None], sums_of_squares(gradients, copies)]))
     norm = totals[1:].sum().sqrt()
     optimizer.step(gradients, lr, norm, clip)
     return StepResult(totals[0], norm, totals[1:])

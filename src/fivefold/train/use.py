@@ -18,6 +18,7 @@ from fivefold.data.tokenizer import Tokenizer
 from fivefold.errors import UserError
 from fivefold.model.family import family
 from fivefold.model.hf_export import export
+from fivefold.model.part import WHOLE
 from fivefold.parallel.zero import DTYPES
 from fivefold.train.folder import RUN_FILE
 from fivefold.train.generate import generate
@@ -91,7 +92,7 @@ def load_model(run: Run, found: Found) -> nn.Module:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = DTYPES[run.precision.compute] if device.type == "cuda" or run.precision.compute == "fp64" else torch.float32
     with torch.device("meta"):
-        model = family(run.model).build(run.model)
+        model = family(run.model).build(run.model, WHOLE)
     model.to(dtype).to_empty(device=device)
     parameters = dict(model.named_parameters())
     with torch.no_grad():

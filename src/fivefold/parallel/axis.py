@@ -1,0 +1,80 @@
+"""The ranks along one axis of the mesh, and the collectives among them.
+
+With one rank each of them is the identity. Those that `start_` return at once; `wait` gives the result and lets the
+device's current stream wait for it, so that what is queued between the two runs beside the transfer. Tensors are cut
+and joined along dimension 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A collective under way."""
+
+    result: Tensor
+    work: Any
+    source: Tensor
+    """Kept until the transfer has ended."""
+
+    def wait(self) -> Tensor:
+        """The result, once it is there."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Ranks 0 to size - 1 of a group, of which this process is `rank`."""
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    """None with one rank only."""
+
+    def start_gather(self, x: Tensor) -> Pending:
+        """(t, ...) of each rank, joined in the order of the ranks: (size t, ...)."""
+        if self.size == 1:
+            return Pending(x, None, x)
+        x = x.contiguous()
+        joined = x.new_empty((self.size * len(x), *x.shape[1:]))
+        return Pending(joined, dist.all_gather_into_tensor(joined, x, group=self.group, async_op=True), x)
+
+    def start_reduce_scatter(self, x: Tensor) -> Pending:
+        """The sum over ranks of (size t, ...), of which each rank gets its part (t, ...)."""
+        if self.size == 1:
+            return Pending(x, None, x)
+        x = x.contiguous()
+        part = x.new_empty((len(x) // self.size, *x.shape[1:]))
+        return Pending(part, dist.reduce_scatter_tensor(part, x, group=self.group, async_op=True), x)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """As `start_gather`, waited for."""
+        return self.start_gather(x).wait()
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """As `start_reduce_scatter`, waited for."""
+        return self.start_reduce_scatter(x).wait()
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """`x` summed over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, dist.ReduceOp.SUM, group=self.group)
+        return x
+
+    def max_(self, x: Tensor) -> Tensor:
+        """The largest of each element over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+
+ALONE = Axis()
+"""An axis that the layout does not use."""

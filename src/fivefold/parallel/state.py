@@ -1,0 +1,88 @@
+"""What each parameter of a spread model is as a whole: its global shape, and which piece of it this rank holds.
+
+The modules hold what tp left of each parameter, FSDP cuts that over the data-parallel ranks, and neither knows of the
+other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard), over the same
+memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from fivefold.parallel.mesh import Mesh
+
+
+class Cut(NamedTuple):
+    """How tp cuts a parameter. A module names its cuts in the attribute `cuts`, by the parameter's name in it."""
+
+    dimension: int
+    size: int
+    """Of the whole parameter in that dimension; the pieces are those of torch.chunk."""
+
+
+@dataclass(frozen=True)
+class ShardedParameter:
+    """One parameter, of which this rank holds a piece."""
+
+    parameter: nn.Parameter
+    """What FSDP manages; its `grad` is this rank's piece of the gradient."""
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    shape: torch.Size
+    """Of the whole parameter."""
+    copies: int
+    """How many ranks hold the same piece."""
+    partial: bool
+    """Whether the gradient lacks a sum over tp: each of its ranks has used the whole parameter on tokens of its own."""
+
+    @property
+    def local(self) -> Tensor:
+        """This rank's piece; writing into it changes the parameter."""
+        return local_part(self.parameter.detach())
+
+    @property
+    def whole(self) -> DTensor:
+        """The parameter by its global shape, over this rank's piece."""
+        return self.like(self.local)
+
+    def like(self, local: Tensor) -> DTensor:
+        """`local`, which belongs to this rank's piece element by element, as a tensor of the global shape."""
+        strides = torch.empty(self.shape, device="meta").stride()
+        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
+
+
+def sharded_parameters(model: nn.Module, mesh: Mesh) -> dict[str, ShardedParameter]:
+    """Every parameter of a model that `shard_data_parallel` has wrapped, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: _sharded(parameter, getattr(module, "cuts", {}).get(name), mesh)
+        for prefix, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """This rank's piece of a DTensor; another tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded(parameter: nn.Parameter, cut: Cut | None, mesh: Mesh) -> ShardedParameter:
+    assert isinstance(parameter, DTensor), "FSDP has wrapped the model"
+    over_data = parameter.placements if parameter.device_mesh.ndim == 2 else (Replicate(), *parameter.placements)
+    placements = (Replicate() if cut is None else Shard(cut.dimension), *over_data)
+    shape = list(parameter.shape)
+    if cut is not None:
+        shape[cut.dimension] = cut.size
+    return ShardedParameter(
+        parameter,
+        mesh.dense["tp", "replicate", "shard"],
+        placements,
+        torch.Size(shape),
+        copies=mesh.replicas * (mesh.tp.size if cut is None else 1),
+        partial=cut is None and mesh.tp.size > 1,
+    )

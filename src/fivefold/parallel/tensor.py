@@ -1,0 +1,152 @@
+"""Tensor and sequence parallelism: the weights of a layer are cut over the ranks of tp, the tokens between layers too.
+
+Between layers each rank holds a slice of the tokens, x_td, so that norms and residual additions are shared as well. A
+column layer gathers the tokens and computes its rows of the output; a row layer adds up the ranks' partial outputs and
+leaves each rank its slice. Collectives: one all-gather before a column layer, one reduce-scatter after a row layer;
+backward the reverse, and one all-gather more for each column layer, which saves only its slice of the input and not
+what it gathered. With one rank each layer is an ordinary one.
+Sources: Shoeybi et al. 2019 (Megatron-LM), Korthikanti et al. 2022 (sequence parallelism).
+"""
+
+# t tokens of this rank  T tokens of all ranks of tp = t x tp  d model width  i input width  o output width of this rank
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fivefold.kernels.cross_entropy import VocabularyShare
+from fivefold.kernels.linear import linear, multiply
+from fivefold.parallel.axis import ALONE, Axis
+from fivefold.parallel.state import Cut, ShardedParameter
+
+
+def piece(size: int, axis: Axis) -> range:
+    """Which of `size` rows the rank holds: the pieces of torch.chunk, of which the last may be smaller, or empty."""
+    length = -(-size // axis.size)
+    return range(min(axis.rank * length, size), min((axis.rank + 1) * length, size))
+
+
+class ColumnLinear(nn.Module):
+    """x_ti -> (x W^T + b)_To with the rows of W, and so the columns of the output, cut over tp."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE) -> None:
+        super().__init__()
+        self.tp = tp
+        rows = len(piece(outputs, tp))
+        self.weight = nn.Parameter(torch.empty(rows, inputs))
+        self.bias = nn.Parameter(torch.empty(rows)) if bias else None
+        self.cuts = {"weight": Cut(0, outputs), "bias": Cut(0, outputs)}
+
+    def forward(self, x_ti: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return linear(x_ti, self.weight, self.bias)
+        return _Column.apply(x_ti, self.weight, self.bias, self.tp)
+
+
+class RowLinear(nn.Module):
+    """x_Ti -> (x W^T + b)_to with the columns of W cut over tp, as its input is; the bias is whole on every rank."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE) -> None:
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(outputs, len(piece(inputs, tp))))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+        self.cuts = {"weight": Cut(1, inputs)}
+
+    def forward(self, x_Ti: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return linear(x_Ti, self.weight, self.bias)
+        y_to = _Row.apply(x_Ti, self.weight, self.tp)
+        return y_to if self.bias is None else y_to + self.bias
+
+
+class Embedding(nn.Module):
+    """tokens_T -> x_td with the vocabulary's rows cut over tp: each rank looks up what it has, and the sum is complete.
+
+    One reduce-scatter forward, one all-gather backward.
+    """
+
+    def __init__(self, vocabulary: int, width: int, tp: Axis = ALONE) -> None:
+        super().__init__()
+        self.tp = tp
+        self.rows = piece(vocabulary, tp)
+        self.weight = nn.Parameter(torch.empty(len(self.rows), width))
+        self.cuts = {"weight": Cut(0, vocabulary)}
+
+    def forward(self, tokens_T: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(tokens_T, self.weight)
+        place_T = tokens_T - self.rows.start
+        elsewhere_T = (place_T < 0) | (place_T >= len(self.rows))
+        found_Td = F.embedding(place_T.masked_fill(elsewhere_T, 0), self.weight)
+        return _AddUp.apply(found_Td.masked_fill(elsewhere_T[:, None], 0), self.tp)
+
+
+def vocabulary_share(size: int, tp: Axis) -> VocabularyShare | None:
+    """How the ranks of tp work together on the loss over a vocabulary of `size`; None if one rank has all of it."""
+    if tp.size == 1:
+        return None
+    return VocabularyShare(piece(size, tp), tp.rank == 0, tp.gather, tp.reduce_scatter, tp.max_, tp.sum_)
+
+
+def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tensor], tp: Axis) -> None:
+    """Complete the gradients of parameters that every rank of tp used on its own tokens: one all-reduce, in place."""
+    partial = [each for p, each in zip(parameters, gradients, strict=True) if p.partial]
+    if not partial:
+        return
+    joined = tp.sum_(torch.cat([gradient.flatten() for gradient in partial]))
+    for gradient, total in zip(partial, joined.split([gradient.numel() for gradient in partial]), strict=True):
+        gradient.copy_(total.view_as(gradient))
+
+
+class _Column(torch.autograd.Function):
+    """Saves the slice x_ti; backward gathers it again while the input's gradient is computed."""
+
+    @staticmethod
+    def forward(ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, tp: Axis) -> Tensor:
+        ctx.save_for_backward(x_ti, weight_oi)
+        ctx.tp, ctx.has_bias = tp, bias_o is not None
+        return linear(tp.gather(x_ti), weight_oi, bias_o)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y_To: Tensor):
+        x_ti, weight_oi = ctx.saved_tensors
+        gathered = ctx.tp.start_gather(x_ti)
+        d_x = ctx.tp.start_reduce_scatter(multiply(d_y_To, weight_oi))
+        d_weight_oi = multiply(d_y_To.T, gathered.wait())
+        return d_x.wait(), d_weight_oi, d_y_To.sum(0) if ctx.has_bias else None, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x_Ti: Tensor, weight_oi: Tensor, tp: Axis) -> Tensor:
+        ctx.save_for_backward(x_Ti, weight_oi)
+        ctx.tp = tp
+        return tp.reduce_scatter(linear(x_Ti, weight_oi))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y_to: Tensor):
+        x_Ti, weight_oi = ctx.saved_tensors
+        d_y_To = ctx.tp.gather(d_y_to)
+        return multiply(d_y_To, weight_oi), multiply(d_y_To.T, x_Ti), None
+
+
+class _AddUp(torch.autograd.Function):
+    """Each rank's slice of the sum over tp: (T, d) -> (t, d)."""
+
+    @staticmethod
+    def forward(ctx, partial_Td: Tensor, tp: Axis) -> Tensor:
+        ctx.tp = tp
+        return tp.reduce_scatter(partial_Td)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_td: Tensor):
+        return ctx.tp.gather(d_td), None
