@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -94,3 +97,73 @@ def test_a_skipped_step_leaves_weight_moments_and_step_count_of_adamw() -> None:
         if kept:
             assert all(torch.equal(before, after) for before, after in zip(kept, now, strict=True))
         kept = now
+
+
+def attention_inputs(queries: int, keys: int, size: int = 12, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v with 6 and 2 heads, and the gradient of the output."""
+    shapes = ((6, queries), (2, keys), (2, keys), (6, queries))
+    q, k, v, dout = (torch.randn(3, *shape, size, **kind) for shape in shapes)
+    return q, k, v, dout
+
+
+def attention_in_two_parts(attention: Any, attention_backward: Any, **kind: Any) -> None:
+    """Causal over the first keys, whole over others: outputs join by log-sum-exp, gradients follow from the whole."""
+    (q, k, v, dout), (_, k2, v2, _) = attention_inputs(16, 16, **kind), attention_inputs(16, 24, **kind)
+    (out, lse), (out2, lse2) = attention(q, k, v, causal=True), attention(q, k2, v2, causal=False)
+    assert lse.shape == lse2.shape == (3, 6, 16)
+    whole_lse = torch.logaddexp(lse, lse2)
+    whole = (out * (lse - whole_lse).exp()[..., None] + out2 * (lse2 - whole_lse).exp()[..., None]).to(q.dtype)
+    first = attention_backward(dout, q, k, v, whole, whole_lse, causal=True)
+    second = attention_backward(dout, q, k2, v2, whole, whole_lse, causal=False)
+    leaves = [x.double().requires_grad_() for x in (q, torch.cat((k, k2), 2), torch.cat((v, v2), 2))]
+    seen = torch.cat((torch.ones(16, 16).tril(), torch.ones(16, 24)), 1).bool().to(q.device)
+    expected = torch.nn.functional.scaled_dot_product_attention(*leaves, attn_mask=seen, enable_gqa=True)
+    gradients = torch.autograd.grad(expected, leaves, dout.double())
+    found = (whole, first[0] + second[0], *(torch.cat(pair, 2) for pair in zip(first[1:], second[1:], strict=True)))
+    for ours, theirs in zip(found, (expected, *gradients), strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < (1e-14 if q.dtype == torch.float64 else 8e-3)
+
+
+def test_cpu_attention_gives_the_log_sum_exp_and_takes_the_whole_s_in_backward() -> None:
+    def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return names.cpu_attention(q, k, v, causal, bias=None)
+
+    def backward(*tensors: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+        return names.cpu_attention_backward(*tensors, causal, bias=None)
+
+    attention_in_two_parts(attention, backward, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_cpu_attention_gives_zeros_for_a_row_that_sees_nothing(dtype: torch.dtype) -> None:
+    q, k, v, dout = attention_inputs(5, 7, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    bias = torch.zeros(3, 1, 5, 7, dtype=wide)
+    bias[:, :, 2] = float("-inf")
+    out, lse = names.cpu_attention(q, k, v, False, bias)
+    assert out.dtype == dtype
+    assert lse.dtype == wide
+    assert not out[:, :, 2].any()
+    assert not lse[:, :, 2].any()
+    dq, dk, dv = names.cpu_attention_backward(dout, q, k, v, out, lse, False, bias)
+    assert not dq[:, :, 2].any()
+    assert all(gradient.isfinite().all() for gradient in (dq, dk, dv))
+
+
+def test_gpu_attention_takes_grouped_queries_and_gives_a_log_sum_exp_a_query() -> None:
+    q, k, v, dout = attention_inputs(16, 24, dtype=torch.bfloat16, device="meta")
+    for attention, backward in (
+        (names.cudnn_attention, names.cudnn_attention_backward),
+        (names.flash_attention, names.flash_attention_backward),
+    ):
+        out, lse = attention(q, k, v, causal=False)
+        assert (out.shape, lse.shape, lse.dtype) == (q.shape, q.shape[:-1], torch.float32)
+        shapes = [gradient.shape for gradient in backward(dout, q, k, v, out, lse, causal=False)]
+        assert shapes == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.gpu
+def test_gpu_attention_gives_the_log_sum_exp_and_takes_the_whole_s_in_backward() -> None:
+    kind = {"dtype": torch.bfloat16, "device": "cuda"}
+    attention_in_two_parts(names.cudnn_attention, names.cudnn_attention_backward, size=16, **kind)
+    attention_in_two_parts(names.flash_attention, names.flash_attention_backward, size=12, **kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -37,3 +38,60 @@ def local_offsets(tensor: DTensor) -> tuple[int, ...]:
 def divides_in_kernel(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's kernel reads `grad_scale` and `found_inf`, as torch.amp.GradScaler sets them."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def cpu_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q (b, h, n, e), k and v (b, g, m, e), bias (b or 1, h or 1, n, m) -> output like q, log-sum-exp (b, h, n).
+
+    On a CPU. A row that is -inf throughout gives output 0 and log-sum-exp 0. None of the sizes may be 0.
+    """
+    operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return operation(q, k, v, 0.0, causal, attn_mask=bias)
+
+
+def cpu_attention_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, from the output and log-sum-exp over these keys or over more than these."""
+    operation = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return operation(dout, q, k, v, out, lse, 0.0, causal, attn_mask=bias)
+
+
+def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """q (b, h, n, e), k and v (b, g, m, e) -> output like q, log-sum-exp (b, h, n); causal only with n = m."""
+    operation = torch.ops.aten._scaled_dot_product_cudnn_attention
+    out, lse = operation(q, k, v, None, True, 0.0, causal)[:2]
+    return out, lse.view(q.shape[:-1])
+
+
+def cudnn_attention_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, from the output and log-sum-exp over these keys or over more than these."""
+    operation = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    unread = torch.empty((), dtype=torch.int64, device=q.device)  # dropout's seed and offset
+    lse = lse.contiguous().unsqueeze(-1)
+    return operation(dout, q, k, v, out, lse, unread, unread, None, None, None, q.shape[2], k.shape[2], 0.0, causal)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """As `cudnn_attention`, by FlashAttention, whose head sizes are multiples of 8: others are filled up with zeros."""
+    operation = torch.ops.aten._scaled_dot_product_flash_attention
+    size = q.shape[-1]
+    q, k, v = (F.pad(x, (0, -size % 8)) for x in (q, k, v))
+    out, lse = operation(q, k, v, 0.0, causal, scale=size**-0.5)[:2]
+    return out[..., :size], lse
+
+
+def flash_attention_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, from the output and log-sum-exp over these keys or over more than these."""
+    operation = torch.ops.aten._scaled_dot_product_flash_attention_backward
+    size, lengths = q.shape[-1], (q.shape[2], k.shape[2])
+    dout, q, k, v, out = (F.pad(x, (0, -size % 8)) for x in (dout, q, k, v, out))
+    unread = torch.empty(2, dtype=torch.uint64, device=q.device)  # dropout's random state
+    dq, dk, dv = operation(
+        dout, q, k, v, out, lse.contiguous(), None, None, *lengths, 0.0, causal, unread, unread, scale=size**-0.5
+    )
+    return dq[..., :size], dk[..., :size], dv[..., :size]

@@ -13,19 +13,15 @@ from fivefold.kernels.attention import (
     Blocks,
     Causal,
     Dense,
+    alibi_by_index,
     attend,
     attention_mask,
     document_blocks,
     document_starts,
 )
+from tests.kernels.formula import documents, formula
 
 LENGTHS = [[5, 1, 1, 9], [16], [1, 15], [7, 9]]
-
-
-def documents(rows: list[list[int]]) -> Tensor:
-    return torch.stack(
-        [torch.repeat_interleave(torch.arange(len(row), dtype=torch.int32), torch.tensor(row)) for row in rows]
-    )
 
 
 def example(heads: int = 6, kv_heads: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,21 +30,6 @@ def example(heads: int = 6, kv_heads: int = 2, dtype: torch.dtype = torch.float6
         torch.randn(4, 16, n, 8, dtype=torch.float64, generator=generator).to(dtype).requires_grad_()
         for n in (heads, kv_heads, kv_heads)
     )
-
-
-def formula(q: Tensor, k: Tensor, v: Tensor, documents_bs: Tensor | None, slopes: list[float] | None) -> Tensor:
-    """Written out: every score, its bias slope x key position, every mask."""
-    repeats = q.shape[2] // k.shape[2]
-    k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
-    scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / q.shape[-1] ** 0.5
-    position = torch.arange(q.shape[1])
-    if slopes is not None:
-        scores = scores + torch.tensor(slopes, dtype=q.dtype)[:, None, None] * position
-    seen = (position <= position[:, None]).expand(q.shape[0], -1, -1)
-    if documents_bs is not None:
-        seen = seen & (documents_bs[:, :, None] == documents_bs[:, None, :])
-    probabilities = scores.masked_fill(~seen[:, None], float("-inf")).softmax(-1)
-    return torch.einsum("bhqk,bkhe->bqhe", probabilities, v)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -140,7 +121,7 @@ def test_the_gpu_s_path_for_packed_rows_computes_the_same_uncompiled(alibi: bool
     q, k, v = (x.detach() for x in example(dtype=torch.float32))
     documents_bs = documents(LENGTHS)
     slopes = alibi_slopes(6) if alibi else None
-    mask = Blocks(document_blocks(documents_bs), torch.tensor(slopes) if slopes else None)
+    mask = Blocks(document_blocks(documents_bs), alibi_by_index(torch.tensor(slopes)) if slopes else None)
     with torch.compiler.set_stance("force_eager"):
         out = attend(q, k, v, mask)
     torch.testing.assert_close(out, formula(q, k, v, documents_bs, slopes), rtol=1e-4, atol=1e-5)

@@ -6,19 +6,20 @@ rows and ALiBi to a compiled flex attention, which skips the blocks that no docu
 which only proofs use, it is torch's own attention with a dense mask.
 """
 
-# b sequences  s positions  h query heads  g key/value heads  e head size
+# b sequences  s positions  h query heads  g key/value heads  e head size  in masks ss is queries x keys
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attention
 
 from fivefold.kernels.linear import product_dtype
 
@@ -26,6 +27,18 @@ BLOCK = 128
 """Positions in a block of the flex kernel."""
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """What cuDNN and FlashAttention compute in."""
+
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(score, b, h, query, key) -> score."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The positions of a sequence, ascending, on which queries or keys stand."""
+
+    positions_s: Tensor
+    documents_bs: Tensor | None
+    """The document of each, numbered in ascending order along a row; None if every row is one document."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +48,22 @@ class Causal:
 
 @dataclass(frozen=True)
 class Dense:
-    """Each token sees what `bias_bhss`, added to the scores, does not set to -inf. Sizes b and h may be 1."""
+    """Each query sees what `bias_bhss`, added to the scores, does not set to -inf. Sizes b and h may be 1."""
 
     bias_bhss: Tensor
+
+    @functools.cached_property
+    def sees_bhs(self) -> Tensor:
+        """Whether each query sees any key."""
+        return (self.bias_bhss > float("-inf")).any(-1)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Each token sees itself and all before it in its document; scores get the heads' ALiBi slopes, if any."""
+    """Each query sees the keys of its document at its position and before it; scores get ALiBi's bias, if any."""
 
     block_mask: BlockMask
-    slopes_h: Tensor | None
+    alibi: ScoreMod | None
 
 
 Mask = Causal | Dense | Blocks
@@ -57,17 +75,40 @@ def attention_mask(hidden_bsd: Tensor, documents_bs: Tensor | None, slopes: Sequ
     documents_bs numbers the documents of each row in ascending order; None if every row is one document. `slopes` are
     ALiBi's, one for each head that this rank computes; None without ALiBi.
     """
-    dtype, device = hidden_bsd.dtype, hidden_bsd.device
-    on_cuda = device.type == "cuda"
-    if documents_bs is None and slopes is None and (dtype in FUSED_DTYPES or not on_cuda):
+    if is_plain(hidden_bsd, documents_bs, slopes):
         return Causal()
-    wide = torch.promote_types(dtype, torch.float32)
-    slopes_h = None if slopes is None else torch.tensor(slopes, dtype=wide, device=device)
-    if on_cuda and dtype != torch.float64:
-        one = torch.zeros(hidden_bsd.shape[:2], dtype=torch.int32, device=device)
-        return Blocks(document_blocks(one if documents_bs is None else documents_bs), slopes_h)
-    one = torch.zeros((1, hidden_bsd.shape[1]), dtype=torch.int32, device=device)
-    return Dense(dense_bias(one if documents_bs is None else documents_bs, slopes_h, wide))
+    rows = Rows(torch.arange(hidden_bsd.shape[1], device=hidden_bsd.device), documents_bs)
+    slopes_h = slopes_like(hidden_bsd, slopes)
+    if has_flex(hidden_bsd):
+        return Blocks(blocks_between(rows, rows), None if slopes_h is None else alibi_by_index(slopes_h))
+    return Dense(dense_bias(rows, rows, slopes_h, torch.promote_types(hidden_bsd.dtype, torch.float32)))
+
+
+def mask_between(like: Tensor, queries: Rows, keys: Rows, slopes: Sequence[float] | None) -> Dense | Blocks:
+    """Which of some keys each of some queries sees; the format and device of `like` choose the kernel."""
+    slopes_h = slopes_like(like, slopes)
+    if has_flex(like):
+        return Blocks(
+            blocks_between(queries, keys), None if slopes_h is None else alibi_by_position(slopes_h, queries, keys)
+        )
+    return Dense(dense_bias(queries, keys, slopes_h, torch.promote_types(like.dtype, torch.float32)))
+
+
+def is_plain(like: Tensor, documents_bs: Tensor | None, slopes: Sequence[float] | None) -> bool:
+    """Whether kernels that know no other mask than the causal one, and no bias, serve activations like `like`."""
+    return documents_bs is None and slopes is None and (like.dtype in FUSED_DTYPES or not like.is_cuda)
+
+
+def has_flex(like: Tensor) -> bool:
+    """Whether the flex kernel serves activations like `like`."""
+    return like.is_cuda and like.dtype != torch.float64
+
+
+def slopes_like(like: Tensor, slopes: Sequence[float] | None) -> Tensor | None:
+    """ALiBi's slopes on the device of `like`, in at least fp32."""
+    if slopes is None:
+        return None
+    return torch.tensor(slopes, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
 def attend(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, mask: Mask) -> Tensor:
@@ -89,35 +130,87 @@ def document_starts(documents_bs: Tensor) -> Tensor:
     return torch.where(first, positions, 0).cummax(dim=1).values
 
 
-def dense_bias(documents_bs: Tensor, slopes_h: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """(b, h or 1, s, s) to be added to scores: -inf outside the document and after the query, else ALiBi or 0."""
-    positions = torch.arange(documents_bs.shape[1], device=documents_bs.device)
-    distance_ss = positions - positions[:, None]  # key - query: 0 and less is seen
-    seen_bss = (documents_bs[:, :, None] == documents_bs[:, None, :]) & (distance_ss <= 0)
-    bias_hss = torch.zeros(1, 1, 1, dtype=dtype, device=documents_bs.device)
+def dense_bias(queries: Rows, keys: Rows, slopes_h: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """(b or 1, h or 1, queries, keys) to be added to scores: -inf for a key that is not seen, else ALiBi or 0."""
+    distance_ss = keys.positions_s - queries.positions_s[:, None]  # 0 and less is seen
+    seen_bss = distance_ss[None] <= 0
+    if queries.documents_bs is not None and keys.documents_bs is not None:
+        seen_bss = seen_bss & (queries.documents_bs[:, :, None] == keys.documents_bs[:, None, :])
+    bias_hss = torch.zeros(1, 1, 1, dtype=dtype, device=distance_ss.device)
     if slopes_h is not None:
         bias_hss = slopes_h[:, None, None] * distance_ss
     return torch.where(seen_bss[:, None], bias_hss, float("-inf"))
 
 
 def document_blocks(documents_bs: Tensor) -> BlockMask:
+    """The flex kernel's mask of whole rows."""
+    rows = Rows(torch.arange(documents_bs.shape[1], device=documents_bs.device), documents_bs)
+    return blocks_between(rows, rows)
+
+
+def blocks_between(queries: Rows, keys: Rows) -> BlockMask:
     """The flex kernel's mask: which blocks of keys a block of queries meets, and which of them it sees whole.
 
-    Documents are numbered in ascending order, so a block's first and last number tell all: nothing N x N is made.
+    Positions and documents ascend, so a block's first and last tell all: nothing queries x keys is made.
     """
-    length = documents_bs.shape[1]
-    padded = F.pad(documents_bs, (0, -length % BLOCK), value=length)
-    first, last = padded[:, ::BLOCK], padded[:, BLOCK - 1 :: BLOCK]
-    block = torch.arange(first.shape[1], device=documents_bs.device)
-    met_bqk = (block <= block[:, None]) & (last[:, None, :] >= first[:, :, None])
-    whole_bqk = (block < block[:, None]) & (first[:, None, :] == last[:, :, None])
-
-    def sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (documents_bs[b, query] == documents_bs[b, key])
-
+    lengths = len(queries.positions_s), len(keys.positions_s)
+    (first_q, last_q), (first_k, last_k) = _ends(queries.positions_s), _ends(keys.positions_s)
+    met_bqk = (first_k <= last_q[:, None])[None]
+    full_q, full_k = (torch.arange(BLOCK, n + BLOCK, BLOCK, device=first_q.device) <= n for n in lengths)
+    whole_bqk = ((last_k <= first_q[:, None]) & full_q[:, None] & full_k)[None]
+    if queries.documents_bs is not None and keys.documents_bs is not None:
+        (first_bq, last_bq), (first_bk, last_bk) = _ends(queries.documents_bs), _ends(keys.documents_bs)
+        met_bqk = met_bqk & (last_bk[:, None, :] >= first_bq[:, :, None])
+        whole_bqk = whole_bqk & (first_bk[:, None, :] == last_bq[:, :, None])
     return BlockMask.from_kv_blocks(
-        *_ordered(met_bqk & ~whole_bqk), *_ordered(whole_bqk), BLOCK, mask_mod=sees, seq_lengths=(length, length)
+        *_ordered(met_bqk & ~whole_bqk),
+        *_ordered(whole_bqk),
+        BLOCK,
+        mask_mod=_sees(queries, keys),
+        seq_lengths=lengths,
     )
+
+
+def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last value of each block of the last dimension."""
+    last = torch.arange(BLOCK, values.shape[-1] + BLOCK, BLOCK, device=values.device) - 1
+    return values[..., ::BLOCK], values[..., last.clamp(max=values.shape[-1] - 1)]
+
+
+def _sees(queries: Rows, keys: Rows) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    query_s, key_s = queries.positions_s, keys.positions_s
+
+    def before_by_index(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query
+
+    def before(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key_s[key] <= query_s[query]
+
+    ordered = before_by_index if queries is keys else before
+    query_bs, key_bs = queries.documents_bs, keys.documents_bs
+    if query_bs is None or key_bs is None:
+        return ordered
+
+    def same_document(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query_bs[b, query] == key_bs[b, key]
+
+    return and_masks(ordered, same_document)
+
+
+def alibi_by_index(slopes_h: Tensor) -> ScoreMod:
+    def alibi(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + slopes_h[h] * (key - query)
+
+    return alibi
+
+
+def alibi_by_position(slopes_h: Tensor, queries: Rows, keys: Rows) -> ScoreMod:
+    query_s, key_s = queries.positions_s, keys.positions_s
+
+    def alibi(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + slopes_h[h] * (key_s[key] - query_s[query])
+
+    return alibi
 
 
 def _ordered(chosen_bqk: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,22 +239,11 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Dense) -> Tensor:
 
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> Tensor:
-    slopes_h = mask.slopes_h
-
-    def alibi(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        assert slopes_h is not None
-        return score + slopes_h[h] * (key - query)
-
-    return _compiled_flex()(
-        q,
-        k,
-        v,
-        score_mod=None if slopes_h is None else alibi,
-        block_mask=mask.block_mask,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    gqa = q.shape[1] != k.shape[1]
+    return compiled_flex()(q, k, v, score_mod=mask.alibi, block_mask=mask.block_mask, enable_gqa=gqa)
 
 
 @functools.cache
-def _compiled_flex() -> Callable[..., Tensor]:
+def compiled_flex() -> Callable[..., Any]:
+    """`flex_attention`, compiled."""
     return torch.compile(flex_attention)
