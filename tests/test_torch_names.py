@@ -99,6 +99,26 @@ def test_a_skipped_step_leaves_weight_moments_and_step_count_of_adamw() -> None:
         kept = now
 
 
+def test_a_storage_reference_is_that_of_its_memory_and_of_none_that_comes_after() -> None:
+    tensor = torch.zeros(1000)
+    reference = names.storage_reference(tensor)
+    assert reference == names.storage_reference(tensor[10:].view(30, 33).T)
+    assert reference == names.storage_reference(tensor.detach())
+    assert hash(reference) == hash(names.storage_reference(tensor))
+    assert reference != names.storage_reference(tensor.clone())
+    del tensor
+    assert reference.expired()
+    assert all(names.storage_reference(torch.zeros(1000)) != reference for _ in range(100))
+
+
+def test_view_base_is_the_parameter_that_a_view_shows() -> None:
+    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    assert names.view_base(weight.t()) is weight
+    assert names.view_base(weight[1:].t()) is weight
+    assert names.view_base(weight) is None
+    assert names.view_base(weight * 2) is None
+
+
 def attention_inputs(queries: int, keys: int, size: int = 12, **kind: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """q, k, v with 6 and 2 heads, and the gradient of the output."""
     shapes = ((6, queries), (2, keys), (2, keys), (6, queries))

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.multiprocessing.reductions import StorageWeakRef as StorageReference
 
 
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
@@ -95,3 +96,16 @@ def flash_attention_backward(
         dout, q, k, v, out, lse.contiguous(), None, None, *lengths, 0.0, causal, unread, unread, scale=size**-0.5
     )
     return dq[..., :size], dk[..., :size], dv[..., :size]
+
+
+def storage_reference(tensor: Tensor) -> StorageReference:
+    """Names the tensor's memory: equal, and of one hash, for tensors that share it, and never for a later one's.
+
+    It does not keep the memory.
+    """
+    return StorageReference(tensor.untyped_storage())
+
+
+def view_base(tensor: Tensor) -> Tensor | None:
+    """The tensor that autograd knows this one as a view of; None if it is no view."""
+    return tensor._base
