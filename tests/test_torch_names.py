@@ -56,17 +56,12 @@ def test_cpu_multiplies_answers_for_every_format() -> None:
 
 
 def test_local_offsets_say_where_the_shard_of_a_rank_begins() -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    try:
+    with names.pretended_rank(2, 4):
         mesh = init_device_mesh("cpu", (2, 2))
         whole = torch.arange(35.0).view(5, 7)
         tensor = DTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0), Shard(1)], shape=(5, 7), stride=(7, 1))
         assert names.local_offsets(tensor) == (3, 0)
         assert torch.equal(whole[3:5, 0:4], whole.chunk(2, 0)[1].chunk(2, 1)[0])
-    finally:
-        dist.destroy_process_group()
 
 
 def test_divides_in_kernel_is_true_where_the_kernel_divides_and_skips() -> None:
@@ -187,3 +182,22 @@ def test_gpu_attention_gives_the_log_sum_exp_and_takes_the_whole_s_in_backward()
     kind = {"dtype": torch.bfloat16, "device": "cuda"}
     attention_in_two_parts(names.cudnn_attention, names.cudnn_attention_backward, size=16, **kind)
     attention_in_two_parts(names.flash_attention, names.flash_attention_backward, size=12, **kind)
+
+
+def test_a_pretended_rank_has_groups_and_leaves_none_behind() -> None:
+    with names.pretended_rank(12345, 16384):
+        mesh = init_device_mesh("cpu", (2048, 8))
+        assert (dist.get_rank(), dist.get_world_size()) == (12345, 16384)
+        assert (mesh.get_local_rank(0), mesh.get_local_rank(1)) == (1543, 1)
+        dist.all_reduce(torch.ones(3), group=mesh.get_group(1))
+    assert not dist.is_initialized()
+
+
+def test_without_memory_a_tensor_of_a_terabyte_is_made_and_updated() -> None:
+    with names.without_memory():
+        weight = torch.nn.Parameter(torch.empty(2**20, 2**18))
+        weight.grad = torch.zeros_like(weight)
+        optimizer = torch.optim.AdamW([weight], fused=True)
+        optimizer.step()
+    assert optimizer.state[weight]["exp_avg"].shape == (2**20, 2**18)
+    assert optimizer.state[weight]["exp_avg"].device.type == "cpu"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -109,3 +113,22 @@ def storage_reference(tensor: Tensor) -> StorageReference:
 def view_base(tensor: Tensor) -> Tensor | None:
     """The tensor that autograd knows this one as a view of; None if it is no view."""
     return tensor._base
+
+
+@contextmanager
+def pretended_rank(rank: int, world: int) -> Iterator[None]:
+    """Be `rank` of `world` ranks that do not exist: groups and meshes are made, collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def without_memory() -> AbstractContextManager[object]:
+    """Tensors made inside have shape, format and device, and no memory; what is computed from them has neither."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
