@@ -1,18 +1,25 @@
-"""What a layout is compared on: a model whose sizes hide nothing, and a batch with unequal labels."""
+"""What layouts are compared on: a layout of a model, models whose sizes hide nothing, a batch with unequal labels."""
 
 # b sequences  s tokens
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fivefold.config.run import Model, Optim
-from fivefold.data.loader import IGNORE
+from fivefold.config.run import Batch as BatchSizes
+from fivefold.config.run import Data, Model, Optim, Parallel, Precision, Recompute, Run, Source
+from fivefold.data.loader import IGNORE, Microbatch, Step, sample_numbers
+from tests.parity.pieces import fill
 
 GLOBAL_SIZE, SEQ_LEN, STEPS, LR = 8, 24, 3, 1e-2
+LABELS = (24, 1, 7, 0, 13, 24, 2, 19)
+"""Of each sequence: other numbers on each rank and in each microbatch, one without any."""
 OPTIM = Optim(lr=0.5, clip=1e-2, eps=1e-5, betas=(0.8, 0.9), weight_decay=0.3)
 """The clip is always active, so that a wrong norm reaches the weights; no value is a default of ours or of torch, and
 a step is given a rate of its own, LR."""
@@ -28,26 +35,91 @@ BLOOM = LLAMA.model_copy(
         "kv_heads": 12,
     }
 )
+WIDE = {"layers": 4, "hidden": 96, "heads": 8, "kv_heads": 8, "head_dim": 12, "ffn": 160, "vocab": 16, "context": 512}
+THREE = {"kv_heads": 3, "ffn": 42}
 MODELS = {
     "llama": LLAMA,
     "llama-tied": LLAMA.model_copy(update={"tied": True}),
+    "llama-kv3": LLAMA.model_copy(update=THREE),
+    "llama-layer": LLAMA.model_copy(update={"layers": 1}),
+    "llama-two-layers": LLAMA.model_copy(update={"layers": 2}),
+    "wide": LLAMA.model_copy(update=WIDE),
+    "wide-bloom": BLOOM.model_copy(update=WIDE),
     "qwen3": LLAMA.model_copy(update={"qk_norm": True}),
-    "narrow": LLAMA.model_copy(update={"hidden": 6, "heads": 3, "kv_heads": 1, "head_dim": 2, "ffn": 5}),
+    "narrow": LLAMA.model_copy(
+        update={"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 2, "ffn": 10, "vocab": 13, "layers": 2}
+    ),
+    "bloom": BLOOM,
     "bloom-tied": BLOOM.model_copy(update={"tied": True}),
+    "bloom-6": BLOOM.model_copy(update={"heads": 6, "kv_heads": 6, "ffn": 42}),
+    "bloom-12": BLOOM.model_copy(update={"ffn": 42}),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One layout of one model."""
+    """A layout of a model; its text is the test's id, without what is as usual."""
 
     model: str
-    zero: int
-    micro_size: int
-    packed: bool
+    tp: int = 1
+    cp: int = 1
+    method: str = "ring"
+    dp: int = 1
+    replicate: int = 1
+    zero: int = 1
+    recompute: str = "none"
+    every: int = 1
+    offload: tuple[str, ...] = ()
+    micro: int | None = None
+    """Sequences of a microbatch; None for two microbatches a step."""
+    packed: bool = False
+    fault: str = ""
+    """What is done wrong on purpose: a name in `faults.FAULTS`."""
+
+    @property
+    def world(self) -> int:
+        """Ranks in all."""
+        return self.tp * self.cp * self.dp
+
+    @property
+    def micro_size(self) -> int:
+        """Sequences of a microbatch."""
+        return GLOBAL_SIZE // 2 // self.dp if self.micro is None else self.micro
+
+    @property
+    def parallel(self) -> Parallel:
+        """The run file's section."""
+        degrees = {"tp": self.tp, "cp": self.cp, "dp": self.dp, "replicate": self.replicate}
+        return Parallel(**degrees, cp_method=self.method, zero=self.zero)  # type: ignore[arg-type]
+
+    @property
+    def run(self) -> Run:
+        """The run file."""
+        return Run(
+            name="parity",
+            steps=STEPS,
+            model=MODELS[self.model],
+            data=Data(train=[Source(path=Path("none"))], seq_len=SEQ_LEN),
+            batch=BatchSizes(global_size=GLOBAL_SIZE, micro_size=self.micro_size),
+            parallel=self.parallel,
+            precision=Precision(compute="fp64"),
+            recompute=Recompute(mode=self.recompute, every=self.every),  # type: ignore[arg-type]
+            offload=list(self.offload),  # type: ignore[arg-type]
+        )
 
     def __str__(self) -> str:
-        return f"{self.model} zero{self.zero} micro{self.micro_size}{' packed' if self.packed else ''}"
+        words = [self.model]
+        words += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp") if getattr(self, axis) > 1]
+        words += [self.method] if self.cp > 1 else []
+        words += [f"dp{self.dp}"] if self.dp > 1 else []
+        words += [f"replicate{self.replicate}"] if self.replicate > 1 else []
+        words += [f"zero{self.zero}"] if self.dp * self.cp > 1 or self.zero != 1 else []
+        words += [self.recompute] if self.recompute != "none" else []
+        words += [f"every{self.every}"] if self.every > 1 else []
+        words += [f"offload-{what}" for what in self.offload]
+        words += [f"micro{self.micro}"] if self.micro is not None else []
+        words += ["packed"] * self.packed + ([self.fault] if self.fault else [])
+        return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -59,12 +131,12 @@ class Batch:
     documents_bs: Tensor
 
 
-def batch(step: int, packed: bool) -> Batch:
-    """The batch of a step: sequences have from 1 to all labels, documents of every length from 1."""
+def batch(step: int, packed: bool, vocab: int) -> Batch:
+    """The batch of a step: sequences have from none to all labels, documents of every length from 1."""
     generator = torch.Generator().manual_seed(step)
-    rows = torch.randint(0, 1003, (GLOBAL_SIZE, SEQ_LEN + 1), generator=generator)
+    rows = torch.randint(0, vocab, (GLOBAL_SIZE, SEQ_LEN + 1), generator=generator)
     labels_bs = rows[:, 1:].clone()
-    for row, count in enumerate((24, 1, 7, 24, 13, 24, 2, 19)):
+    for row, count in enumerate(LABELS):
         labels_bs[row, count:] = IGNORE
     documents_bs = torch.zeros_like(labels_bs, dtype=torch.int32)
     if packed:
@@ -74,18 +146,21 @@ def batch(step: int, packed: bool) -> Batch:
     return Batch(rows[:, :-1].clone(), labels_bs, documents_bs)
 
 
-def randomize_vectors(module: nn.Module) -> None:
-    """Give norms and biases random values: those that they start from hide faults. By name, the same on any layout."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+def share_of(case: Case, step: int, dp_rank: int) -> Step:
+    """One rank's microbatches of the batch of a step."""
+    vocab = MODELS[case.model].vocab
+    assert vocab != "auto"
+    whole = batch(step, case.packed, vocab)
+    microbatches = [
+        Microbatch(whole.tokens_bs[rows], whole.labels_bs[rows], whole.documents_bs[rows], case.packed)
+        for rows in torch.from_numpy(sample_numbers(0, GLOBAL_SIZE, case.micro_size, dp_rank, case.dp))
+    ]
+    return Step(microbatches, int((whole.labels_bs >= 0).sum()), 0, GLOBAL_SIZE)
 
-    for number, (_, parameter) in enumerate(module.named_parameters()):
-        if parameter.ndim > 1:
-            continue
-        generator = torch.Generator().manual_seed(1000 + number)
-        value = 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
-        with torch.no_grad():
-            if isinstance(parameter, DTensor):
-                shard = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                parameter.to_local().copy_(shard.to_local())
-            else:
-                parameter.copy_(value)
+
+def randomize_vectors(parameters: Mapping[str, Any]) -> None:
+    """Give norms and biases random values: those that they start from hide faults. The same on any layout."""
+    for number, parameter in enumerate(parameters.values()):
+        if parameter.ndim == 1:
+            generator = torch.Generator().manual_seed(1000 + number)
+            fill(parameter, 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))

@@ -1,0 +1,87 @@
+"""One rank of a layout, through the product's own path: its model, its optimizer, its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold.config.run import Parallel
+from fivefold.data.loader import Step
+from fivefold.optim.optimizer import ShardedOptimizer
+from fivefold.parallel.mesh import Mesh, mesh_of
+from fivefold.parallel.state import sharded_parameters
+from fivefold.train.build import build_model, load_initial_weights
+from fivefold.train.step import StepResult, train_step
+from tests.parity.cases import LR, OPTIM, STEPS, Case, randomize_vectors, share_of
+from tests.parity.faults import FAULTS
+from tests.parity.pieces import Pieces, piece
+from tests.ranks import kept
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank saw of a layout's steps."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: Pieces
+    """Of the first step, as the optimizer takes them, before they are clipped."""
+    parameters: Pieces
+    """After the last one."""
+
+
+class Rank:
+    """A model and its optimizer on this rank, in fp64."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.mesh = mesh_for(case.parallel)
+        self.model = build_model(case.run, self.mesh)
+        self.state = sharded_parameters(self.model, self.mesh)
+        load_initial_weights(self.state, case.run, lambda kind, fields: None)
+        randomize_vectors({name: each.whole for name, each in self.state.items()})
+        self.optimizer = ShardedOptimizer(self.state, OPTIM)
+        self.gradients: Pieces = {}
+        self._update = self.optimizer.step
+        self.optimizer.step = self._seen_update  # type: ignore[method-assign]
+
+    def _seen_update(self, gradients: list[Tensor], *rest: Any) -> None:
+        """The optimizer's update, after a copy of what it takes was kept for the test."""
+        named = zip(self.state.items(), gradients, strict=True)
+        self.gradients = {name: piece(each.whole, gradient) for (name, each), gradient in named}
+        self._update(gradients, *rest)
+
+    def step(self, number: int) -> StepResult:
+        """One optimizer step on this rank's share of a batch."""
+        return self.train(share_of(self.case, number, self.mesh.dp_rank))
+
+    def train(self, share: Step) -> StepResult:
+        """One optimizer step on any microbatches."""
+        return train_step(self.model, share, self.optimizer, self.mesh, lr=LR, clip=OPTIM.clip, zero=self.case.zero)
+
+    def parameters(self) -> Pieces:
+        """This rank's pieces."""
+        return {name: piece(each.whole) for name, each in self.state.items()}
+
+
+def run_steps(case: Case) -> Outcome:
+    """STEPS steps of a layout."""
+    with FAULTS[case.fault]():
+        rank = Rank(case)
+        results = [rank.step(0)]
+        gradients = rank.gradients
+        results += [rank.step(number) for number in range(1, STEPS)]
+    losses = [result.loss.item() for result in results]
+    norms = [result.norm.item() for result in results]
+    return Outcome(losses, norms, gradients, rank.parameters())
+
+
+def mesh_for(parallel: Parallel) -> Mesh:
+    """The mesh of a layout; kept for the group's life, since groups of ranks are threads and sockets."""
+    key = (parallel.tp, parallel.cp, parallel.replicate, parallel.zero == 0)
+    if key not in kept:
+        kept[key] = mesh_of(parallel, torch.device("cpu"))
+    return kept[key]
