@@ -75,28 +75,27 @@ def attention_mask(hidden_bsd: Tensor, documents_bs: Tensor | None, slopes: Sequ
     documents_bs numbers the documents of each row in ascending order; None if every row is one document. `slopes` are
     ALiBi's, one for each head that this rank computes; None without ALiBi.
     """
-    if is_plain(hidden_bsd, documents_bs, slopes):
+    slopes_h = slopes_like(hidden_bsd, slopes)
+    if is_plain(hidden_bsd, documents_bs, slopes_h):
         return Causal()
     rows = Rows(torch.arange(hidden_bsd.shape[1], device=hidden_bsd.device), documents_bs)
-    slopes_h = slopes_like(hidden_bsd, slopes)
     if has_flex(hidden_bsd):
-        return Blocks(blocks_between(rows, rows), None if slopes_h is None else alibi_by_index(slopes_h))
+        alibi = None if slopes_h is None else alibi_by_index(slopes_h)
+        return Blocks(blocks_between(rows, rows), alibi)
     return Dense(dense_bias(rows, rows, slopes_h, torch.promote_types(hidden_bsd.dtype, torch.float32)))
 
 
-def mask_between(like: Tensor, queries: Rows, keys: Rows, slopes: Sequence[float] | None) -> Dense | Blocks:
+def mask_between(like: Tensor, queries: Rows, keys: Rows, slopes_h: Tensor | None) -> Dense | Blocks:
     """Which of some keys each of some queries sees; the format and device of `like` choose the kernel."""
-    slopes_h = slopes_like(like, slopes)
     if has_flex(like):
-        return Blocks(
-            blocks_between(queries, keys), None if slopes_h is None else alibi_by_position(slopes_h, queries, keys)
-        )
+        alibi = None if slopes_h is None else alibi_by_position(slopes_h, queries, keys)
+        return Blocks(blocks_between(queries, keys), alibi)
     return Dense(dense_bias(queries, keys, slopes_h, torch.promote_types(like.dtype, torch.float32)))
 
 
-def is_plain(like: Tensor, documents_bs: Tensor | None, slopes: Sequence[float] | None) -> bool:
+def is_plain(like: Tensor, documents_bs: Tensor | None, slopes_h: Tensor | None) -> bool:
     """Whether kernels that know no other mask than the causal one, and no bias, serve activations like `like`."""
-    return documents_bs is None and slopes is None and (like.dtype in FUSED_DTYPES or not like.is_cuda)
+    return documents_bs is None and slopes_h is None and (like.dtype in FUSED_DTYPES or not like.is_cuda)
 
 
 def has_flex(like: Tensor) -> bool:

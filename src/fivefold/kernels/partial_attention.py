@@ -139,13 +139,14 @@ def backward(
     wide = product_dtype(q_bhne)
     dout, q, k, v, out = (x.to(wide) for x in (dout_bhne, q_bhne, k_bgme, v_bgme, out_bhne))
     bias = mask.bias_bhss if isinstance(mask, Dense) else None
-    return cpu_attention_backward(dout, q, k, v, out, lse_bhn, causal=causal, bias=bias)
+    return cpu_attention_backward(dout, q, k, v, out, _finite(lse_bhn), causal=causal, bias=bias)
 
 
 def _has_cudnn(q: Tensor, k: Tensor, v: Tensor, mask: PartMask) -> bool:
+    """Larger heads have no cuDNN backward, and what is asked here inside autograd does not say that one will follow."""
     gqa = q.shape[1] != k.shape[1]
     asked = torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, isinstance(mask, Causal), gqa)
-    return torch.backends.cuda.can_use_cudnn_attention(asked)
+    return q.shape[-1] <= 128 and torch.backends.cuda.can_use_cudnn_attention(asked)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> tuple[Tensor, Tensor]:

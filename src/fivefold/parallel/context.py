@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fivefold.kernels.attention import Rows, attend, attention_mask
+from fivefold.kernels.attention import Rows, attend, attention_mask, slopes_like
 from fivefold.parallel.axis import Axis
 from fivefold.parallel.context_gather import gather_attention, gather_pieces
 from fivefold.parallel.context_ring import ring_attention, ring_pieces
@@ -64,12 +64,13 @@ def plan_attention(
         mask = attention_mask(hidden.new_empty((1, seq_len, 0)), documents_bS, slopes)
         whole = partial(attend, mask=mask)
         return ContextPlan(whole if axis.size == 1 else partial(ulysses_attention, axis=axis, attend=whole))
+    slopes_h = slopes_like(hidden, slopes)
     held = [_positions_of(rank, seq_len, axis.size, method).to(hidden.device) for rank in range(axis.size)]
     if method == "ring":
         rows = [_rows(positions_s, documents_bS) for positions_s in held]
-        return ContextPlan(partial(ring_attention, axis=axis, hops=ring_pieces(axis, hidden, rows, slopes)))
+        return ContextPlan(partial(ring_attention, axis=axis, hops=ring_pieces(axis, hidden, rows, slopes_h)))
     every = Rows(torch.arange(seq_len, device=hidden.device), documents_bS)
-    pieces = gather_pieces(axis, hidden, _rows(held[axis.rank], documents_bS), every, slopes)
+    pieces = gather_pieces(axis, hidden, _rows(held[axis.rank], documents_bS), every, slopes_h)
     return ContextPlan(partial(gather_attention, axis=axis, pieces=pieces, held_S=torch.cat(held)))
 
 

@@ -9,7 +9,6 @@ Dubey et al. 2024 (Llama 3), section 3.3.2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +20,10 @@ from fivefold.kernels.partial_attention import ALL, Gradients, Piece, Running, W
 from fivefold.parallel.axis import Axis
 
 
-def gather_pieces(axis: Axis, like: Tensor, queries: Rows, keys: Rows, slopes: Sequence[float] | None) -> list[Piece]:
+def gather_pieces(axis: Axis, like: Tensor, queries: Rows, keys: Rows, slopes_h: Tensor | None) -> list[Piece]:
     """What this rank's positions attend to among all: each of its two chunks sees itself and the chunks before."""
-    if not is_plain(like, queries.documents_bs, slopes):
-        return [Piece(ALL, ALL, mask_between(like, queries, keys, slopes))]
+    if not is_plain(like, queries.documents_bs, slopes_h):
+        return [Piece(ALL, ALL, mask_between(like, queries, keys, slopes_h))]
     chunk = len(queries.positions_s) // 2
     pieces = []
     for rows, number in ((slice(chunk), axis.rank), (slice(chunk, None), 2 * axis.size - 1 - axis.rank)):

@@ -11,7 +11,6 @@ Sources: Liu et al. 2023 (Ring Attention); Brandon et al. 2023 (Striped Attentio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from fivefold.kernels.partial_attention import ALL, Gradients, Piece, Running, W
 from fivefold.parallel.axis import Axis
 
 
-def ring_pieces(axis: Axis, like: Tensor, rows: list[Rows], slopes: Sequence[float] | None) -> list[Piece]:
+def ring_pieces(axis: Axis, like: Tensor, rows: list[Rows], slopes_h: Tensor | None) -> list[Piece]:
     """What this rank attends to at each hop; rows[r] are those of rank r.
 
     Documents and ALiBi take masks of all local queries and all keys at hand: on a GPU blocks that are not seen cost
@@ -33,8 +32,8 @@ def ring_pieces(axis: Axis, like: Tensor, rows: list[Rows], slopes: Sequence[flo
     """
     mine = rows[axis.rank]
     senders = [(axis.rank - hop) % axis.size for hop in range(axis.size)]
-    if not is_plain(like, mine.documents_bs, slopes):
-        return [Piece(ALL, ALL, mask_between(like, mine, rows[sender], slopes)) for sender in senders]
+    if not is_plain(like, mine.documents_bs, slopes_h):
+        return [Piece(ALL, ALL, mask_between(like, mine, rows[sender], slopes_h)) for sender in senders]
     half = len(mine.positions_s) // 2
     earlier, later = Piece(ALL, slice(half), Whole()), Piece(slice(half, None), ALL, Whole())
     return [Piece(ALL, ALL, Causal()), *(earlier if sender < axis.rank else later for sender in senders[1:])]
