@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from fivefold.config.run import Model
 from fivefold.kernels.alibi import alibi_slopes
 from fivefold.kernels.attention import Mask, attend, attention_mask, document_starts
+from fivefold.kernels.rms_norm import rms_norm
 from fivefold.kernels.rotary import rotate, rotation
 from fivefold.model import rope
+from fivefold.model.activations import KEEP, Policy
 from fivefold.model.layers import RMSNorm
 from fivefold.model.part import WHOLE, Part
 from fivefold.parallel.context import ContextPlan, attend_across, plan_attention
@@ -68,23 +70,42 @@ class Attention(nn.Module):
     Sources: Vaswani et al. 2017; Ainslie et al. 2023 (grouped queries); Henry et al. 2020 (norm of queries and keys).
     """
 
-    def __init__(self, model: Model, part: Part = WHOLE) -> None:
+    def __init__(self, model: Model, part: Part = WHOLE, policy: Policy = KEEP) -> None:
         super().__init__()
+        self.policy, self.norm_eps = policy, model.norm_eps
         heads, kv_heads, self.head_size = model.heads, model.key_value_heads, model.head_size
         self.queries = heads // kv_heads  # of each key/value head
         self.qkv = ColumnLinear(model.hidden, (heads + 2 * kv_heads) * self.head_size, model.bias, part.tp)
-        self.q_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else None
+        self.k_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else None
         self.output = RowLinear(heads * self.head_size, model.hidden, model.bias, part.tp)
 
     def forward(self, x_td: Tensor, shared: Context) -> Tensor:
-        grouped = self.qkv(x_td).unflatten(0, shared.rows).unflatten(-1, (-1, self.queries + 2, self.head_size))
-        q, k, v = grouped.split([self.queries, 1, 1], dim=-2)
-        q_bshe, k_bsge, v_bsge = self.q_norm(q.flatten(2, 3)), self.k_norm(k.squeeze(3)), v.squeeze(3)
-        if shared.turn is not None:
-            q_bshe, k_bsge = rotate(q_bshe, k_bsge, *shared.turn)
+        fused = self.qkv(x_td).unflatten(0, shared.rows).unflatten(-1, (-1, self.queries + 2, self.head_size))
+        norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
+        q_bshe, k_bsge, v_bsge = self.policy.cheap(split_heads, fused, *norms, self.norm_eps, shared.turn)
         if isinstance(shared.mask, ContextPlan):
             out_bshe = attend_across(q_bshe, k_bsge, v_bsge, shared.mask)
         else:
             out_bshe = attend(q_bshe, k_bsge, v_bsge, shared.mask)
         return self.output(out_bshe.flatten(0, 1).flatten(1))
+
+
+def split_heads(
+    fused: Tensor,
+    q_weight_e: Tensor | None,
+    k_weight_e: Tensor | None,
+    norm_eps: float,
+    turn: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries (b, s, h, e), keys and values (b, s, g, e) of the fused product (b, s, g, queries of a group + 2, e).
+
+    Queries and keys are normed if there are weights for it, then turned.
+    """
+    q, k, v = fused.split([fused.shape[3] - 2, 1, 1], dim=3)
+    q, k, v_bsge = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+    if q_weight_e is not None and k_weight_e is not None:
+        q, k = rms_norm(q, q_weight_e, norm_eps), rms_norm(k, k_weight_e, norm_eps)
+    if turn is not None:
+        q, k = rotate(q, k, *turn)
+    return q, k, v_bsge

@@ -18,6 +18,7 @@ from fivefold.config.run import Model
 from fivefold.kernels.cross_entropy import linear_cross_entropy
 from fivefold.kernels.linear import linear
 from fivefold.kernels.swiglu import swiglu
+from fivefold.model.activations import Policy, activation_policies
 from fivefold.model.attention import Attention, Context, context
 from fivefold.model.layers import norm
 from fivefold.model.part import WHOLE, Part
@@ -40,7 +41,11 @@ class Transformer(nn.Module):
         if part.first:
             self.embedding = Embedding(vocabulary(model), model.hidden, part.tp)
             self.embedding_norm = norm(model) if model.embedding_norm else nn.Identity()
-        self.layers = nn.ModuleDict({str(number): Block(model, part) for number in part.layers_of(model)})
+        layers = part.layers_of(model)
+        policies = activation_policies(part.recompute, part.offload_activations, layers)
+        self.layers = nn.ModuleDict(
+            {str(number): Block(model, part, policy) for number, policy in zip(layers, policies, strict=True)}
+        )
         if part.last:
             self.norm = norm(model)
             self.head = Head(model, part.tp)
@@ -72,14 +77,19 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Attention, then feed-forward, each on a norm of the residual stream and added to it: x_td -> x_td."""
 
-    def __init__(self, model: Model, part: Part = WHOLE) -> None:
+    def __init__(self, model: Model, part: Part, policy: Policy) -> None:
         super().__init__()
-        self.attention_norm = norm(model)
-        self.attention = Attention(model, part)
-        self.ffn_norm = norm(model)
-        self.ffn = SwiGLU(model, part.tp) if model.activation == "swiglu" else GELU(model, part.tp)
+        self.policy = policy
+        self.attention_norm = norm(model, policy)
+        self.attention = Attention(model, part, policy)
+        self.ffn_norm = norm(model, policy)
+        self.ffn = (SwiGLU if model.activation == "swiglu" else GELU)(model, part.tp, policy)
 
     def forward(self, x_td: Tensor, shared: Context) -> Tensor:
+        return self.policy.run(self.compute, x_td, shared)
+
+    def compute(self, x_td: Tensor, shared: Context) -> Tensor:
+        """What forward gives, as the policy has it run: once, or again in backward."""
         attended_td = self.attention(self.attention_norm(x_td), shared)
         x_td, normed_td = self.ffn_norm.after_adding(x_td, attended_td)
         return x_td + self.ffn(normed_td)
@@ -88,26 +98,33 @@ class Block(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate x) * up x), gate and up as one product with alternate columns (Shazeer 2020): x_td -> x_td."""
 
-    def __init__(self, model: Model, tp: Axis) -> None:
+    def __init__(self, model: Model, tp: Axis, policy: Policy) -> None:
         super().__init__()
+        self.policy = policy
         self.gate_up = ColumnLinear(model.hidden, 2 * model.ffn, model.bias, tp)
         self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
 
     def forward(self, x_td: Tensor) -> Tensor:
-        hidden_Tf = swiglu(self.gate_up(x_td))
+        hidden_Tf = self.policy.cheap(swiglu, self.gate_up(x_td))
         return self.down(hidden_Tf)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x * Phi(x) by its tanh approximation."""
+    return F.gelu(x, approximate="tanh")
 
 
 class GELU(nn.Module):
     """down(gelu(up x)), the tanh approximation (Hendrycks & Gimpel 2016): x_td -> x_td."""
 
-    def __init__(self, model: Model, tp: Axis) -> None:
+    def __init__(self, model: Model, tp: Axis, policy: Policy) -> None:
         super().__init__()
+        self.policy = policy
         self.up = ColumnLinear(model.hidden, model.ffn, model.bias, tp)
         self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
 
     def forward(self, x_td: Tensor) -> Tensor:
-        hidden_Tf = F.gelu(self.up(x_td), approximate="tanh")
+        hidden_Tf = self.policy.cheap(gelu, self.up(x_td))
         return self.down(hidden_Tf)
 
 
