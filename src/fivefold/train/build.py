@@ -15,6 +15,7 @@ from fivefold.model.part import Part
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
 from fivefold.parallel.zero import master_dtype, shard_data_parallel
+from fivefold.pipeline.stages import stage_layers
 
 
 def build_model(run: Run, mesh: Mesh) -> nn.Module:
@@ -38,7 +39,11 @@ def build_model(run: Run, mesh: Mesh) -> nn.Module:
 
 def part_of(run: Run, mesh: Mesh) -> Part:
     """What this rank builds."""
+    stages, stage = mesh.grid.pp, mesh.grid.role(mesh.rank).pp
     return Part(
+        layers=None if stages == 1 else stage_layers(run.model, run.parallel)[stage],
+        first=stage == 0,
+        last=stage == stages - 1,
         tp=mesh.tp,
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: which layers a stage has. Imports no torch."""
