@@ -53,7 +53,8 @@ def process(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
 def test_help_names_the_commands_in_the_order_of_use() -> None:
     text = call("--help").stdout
     places = [
-        text.index(f"\n  {name} ") for name in ("init", "presets", "check", "data", "train", "export", "generate")
+        text.index(f"\n  {name} ")
+        for name in ("init", "presets", "check", "plan", "data", "train", "export", "generate")
     ]
     assert places == sorted(places)
 
@@ -159,6 +160,20 @@ def test_a_damaged_run_file_exits_with_2(folder: Path, content: bytes, expected:
         (["check", "gone.yaml"], "gone.yaml: no such file"),
         (["check", "run.yaml", "--optim.lr"], "`--optim.lr` needs a value"),
         (["check", "run.yaml", "--optim.lrr", "1"], "did you mean `--optim.lr`?"),
+        (["plan", "run.yaml"], "give --ranks (what each rank is) or --build-rank N (what rank N holds)"),
+        (["plan", "run.yaml", "--ranks", "--build-rank", "0"], "give --ranks (what each rank is) or --build-rank N"),
+        (["plan", "run.yaml", "--build-rank", "one"], "'one' is not a valid integer"),
+        (["plan", "--ranks"], "one run file is needed, and none was given"),
+        (["plan", "run.yaml", "--ranks"], "how many ranks there are is not known; give --gpus N"),
+        (
+            ["plan", "run.yaml", "--ranks", "--gpus", "6", "--parallel.tp", "4"],
+            "use parallel.tp 1 or 2, or 4 or 8 ranks",
+        ),
+        (
+            ["plan", "run.yaml", "--build-rank", "2", "--gpus", "2"],
+            "there is no rank 2: the ranks of this run are 0 to 1",
+        ),
+        (["plan", "run.yaml", "--build-rank", "-1", "--gpus", "2"], "there is no rank -1: the ranks"),
         (["train", "run.yaml", "--restart", "--fork", "b"], "--restart and --fork exclude each other"),
         (["train", "run.yaml", "--nproc", "0"], "0 is not in the range x>=1"),
         (["train", "run.yaml", "--resume", "maybe"], "'maybe' is not one of 'auto', 'never', 'must'"),
@@ -181,12 +196,35 @@ def test_the_run_file_may_stand_behind_its_flags(folder: Path) -> None:
     assert json.loads(call("check", "--seed", "3", "run.yaml", "--steps=5", "--json").stdout)["steps"] == 5
 
 
-@pytest.mark.parametrize("command", ["train", "check"])
+@pytest.mark.parametrize("command", ["train", "check", "plan"])
 def test_help_says_that_every_key_is_a_flag(command: str) -> None:
     text = " ".join(call(command, "--help").stdout.split())
     assert "Every key of the run file is a flag" in text
     for key in ("--optim.lr,", "--data.train.0.weight,", "--model.rope_scaling.factor,", "--log.wandb"):
         assert key in text
+
+
+def test_plan_lists_the_ranks_of_a_run_that_this_version_does_not_train(folder: Path) -> None:
+    layout = ["--gpus", "8", "--parallel.pp", "2", "--parallel.tp", "2", "--model.vocab", "1003"]
+    listed = call("plan", "run.yaml", "--ranks", *layout)
+    assert (listed.exit_code, listed.stderr) == (0, "")
+    assert listed.stdout.startswith("run tiny: 8 ranks = pp 2 x dp 2 x cp 1 x tp 2\n")
+    assert "note: parallel.pp = 2: this version does not run pipeline parallelism" in listed.stdout
+    found = json.loads(call("plan", "run.yaml", "--ranks", "--json", *layout).stdout)
+    assert (found["world"], len(found["ranks"])) == (8, 8)
+    refused = call("check", "run.yaml", *layout)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "parallel.pp = 2: this version does not run pipeline parallelism" in refused.stderr
+
+
+def test_plan_builds_a_rank_and_leaves_standard_output_to_json(folder: Path) -> None:
+    layout = ["--gpus", "8", "--parallel.pp", "2", "--parallel.tp", "2", "--model.vocab", "1003"]
+    built = process("plan", "run.yaml", "--build-rank", "5", "--json", *layout)
+    assert (built.returncode, built.stderr) == (0, "")
+    found = json.loads(built.stdout)
+    assert found["role"] == {"pp": 1, "replicate": 0, "shard": 0, "cp": 0, "tp": 1}
+    assert found["layers"] == [2, 3]
+    assert "rank 5 stands at pp 1" in call("plan", "run.yaml", "--build-rank", "5", *layout).stdout
 
 
 def test_data_build_makes_both_sets(folder: Path) -> None:

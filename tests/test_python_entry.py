@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import fivefold
+import fivefold.plan
+import fivefold.train
+from fivefold.errors import UserError
 from tests.train.conftest import RUN_FILE, write_tokens
 
 ROOT = Path(__file__).parents[1]
@@ -21,11 +24,27 @@ def example(page: str) -> str:
     return found
 
 
-def test_run_and_train_are_there_and_importing_them_loads_no_torch() -> None:
-    code = "import sys; from fivefold import Run, train; assert callable(train) and callable(Run.load)"
+def test_run_plan_and_train_are_there_and_importing_them_loads_no_torch() -> None:
+    code = (
+        "import sys; from fivefold import Run, plan, train; assert callable(plan) and callable(train)\n"
+        "assert callable(Run.load)"
+    )
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
     with pytest.raises(AttributeError, match="module 'fivefold' has no attribute 'trian'"):
         fivefold.trian  # noqa: B018
+
+
+def test_what_is_legal_is_read_and_planned_and_refused_by_training(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("name: a\nsteps: 1\nmodel: {preset: tiny-llama, vocab: 1003}\ndata: {train: [{path: x}]}\n")
+    run = fivefold.Run.load(file, ["--parallel.pp", "2", "--parallel.dp", "1"])
+    planned = fivefold.plan(run)
+    assert [len(layers) for layers in planned.ranks().stages] == [2, 2]
+    assert planned.build_rank(1).layers == range(2, 4)
+    with pytest.raises(UserError, match="does not run pipeline parallelism"):
+        fivefold.train(run)
+    with pytest.raises(UserError, match=r"cannot be split over parallel\.tp = 3"):
+        fivefold.Run.load(file, ["--parallel.tp", "3"])
 
 
 def test_the_examples_train_a_run_and_read_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

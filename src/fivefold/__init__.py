@@ -1,7 +1,7 @@
 """Fivefold: pretraining of large language models, from a laptop CPU to tens of thousands of GPUs.
 
-`from fivefold import Run, train` is the Python entry: `Run.load("run.yaml")` reads a run file, `train(run)` runs it.
-Importing this package loads no torch, and what it offers only when it is used.
+`from fivefold import Run, plan, train` is the Python entry: `Run.load("run.yaml")` reads a run file, `train(run)` runs
+it, `plan(run)` says what its ranks are. Importing this package loads no torch, and what it offers only when it is used.
 """
 
 from __future__ import annotations

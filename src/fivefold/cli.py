@@ -107,20 +107,14 @@ def presets(name: str | None, as_json: bool) -> None:
             click.echo(preset_file(name).read_text(encoding="utf-8"), nl=False)
         return
     from fivefold.plan.overview import PRESET_HEAD, preset_rows
+    from fivefold.plan.table import table_lines
 
     rows = preset_rows()
     if as_json:
         print_json([row.json() for row in rows])
     else:
-        print_table([PRESET_HEAD, *(row.cells() for row in rows)])
+        click.echo("\n".join(table_lines([PRESET_HEAD, *(row.cells() for row in rows)])))
         click.echo("V: the vocabulary, which is the data's own. Heads: query/key-value heads.")
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Rows of texts as columns, the first row as their head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @commands.command(cls=RunFileCommand)
@@ -136,6 +130,27 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
         print_json(found.json())
     else:
         click.echo("\n".join([f"{file} is legal: run {found.name}", *found.lines()]))
+
+
+@commands.command(cls=RunFileCommand)
+@click.option("--ranks", "list_ranks", is_flag=True, help="Print what each rank is, and which layers each stage has.")
+@click.option("--build-rank", "rank", type=int, metavar="N", help="Build what rank N holds, and print its parameters.")
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+def plan(words: tuple[str, ...], list_ranks: bool, rank: int | None, as_json: bool) -> None:
+    """Tell what the ranks of a run are (--ranks), or what one of them holds (--build-rank N), on any machine."""
+    from fivefold.config.files import load_run
+    from fivefold.config.rules import LEGALITY
+    from fivefold.plan.planned import plan as plan_of
+
+    if list_ranks == (rank is not None):
+        raise click.UsageError("give --ranks (what each rank is) or --build-rank N (what rank N holds), one of them")
+    file, overrides = run_file(words)
+    planned = plan_of(load_run(file, overrides, LEGALITY))
+    found = planned.ranks() if rank is None else planned.build_rank(rank)
+    if as_json:
+        print_json(found.json())
+    else:
+        click.echo("\n".join(found.lines()))
 
 
 @commands.group()

@@ -120,7 +120,7 @@ class Overview:
 
 def overview(run: Run) -> Overview:
     """The numbers of `run`, which breaks no rule, and notes on what it still lacks."""
-    vocabulary = _vocabulary(run)
+    vocabulary = known_vocabulary(run)
     model = run.model.model_copy(update={"vocab": vocabulary}) if vocabulary else None
     step = run.batch.global_size * run.data.seq_len
     tokens = run.total_steps * step
@@ -140,7 +140,7 @@ def overview(run: Run) -> Overview:
     )
 
 
-def _vocabulary(run: Run) -> int | None:
+def known_vocabulary(run: Run) -> int | None:
     """The vocabulary, from the run file or from beside the first token set; None if neither says."""
     if isinstance(run.model.vocab, int):
         return run.model.vocab

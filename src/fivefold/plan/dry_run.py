@@ -1,0 +1,221 @@
+"""What one rank of any world holds, found by building it: its model and its optimizer, as training makes them.
+
+The process pretends to be that rank, of ranks that do not exist, and what it builds has shapes and formats but no
+memory. So a laptop builds any rank of 16,384. The only module of this room that loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold._torch import pretended_rank, without_memory
+from fivefold.config.run import Run
+from fivefold.model.spec import parameters as model_parameters
+from fivefold.optim.optimizer import ShardedOptimizer
+from fivefold.parallel.grid import Grid, Role
+from fivefold.parallel.mesh import mesh_of
+from fivefold.parallel.state import ShardedParameter, local_part, sharded_parameters
+from fivefold.parallel.zero import DTYPES, reduce_dtype
+from fivefold.plan.ranks import say_degrees, say_numbers
+from fivefold.plan.table import long_table_lines, table_lines
+from fivefold.train.build import build_model, part_of
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class HeldParameter:
+    """One parameter of the rank's stage, and the bytes that this rank has for it."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    local_shape: tuple[int, ...]
+    """Of this rank's shard."""
+    dtype: str
+    copies: int
+    """Ranks that hold this same shard."""
+    weight: int
+    """Of the shard, in the master format."""
+    gradient: int
+    """Of the shard's gradient, reduced, in the master format."""
+    moments: dict[str, int]
+    """Of what the optimizer keeps for the shard, by its name for it."""
+    gathered_weight: int
+    """Of what tp leaves of the parameter, as it is gathered in the compute format."""
+    gathered_gradient: int
+    """Of its gradient before the reduction, in the reduce format."""
+
+    @property
+    def elements(self) -> int:
+        """Of the whole parameter."""
+        return prod(self.shape)
+
+    @property
+    def local_elements(self) -> int:
+        """Of this rank's shard."""
+        return prod(self.local_shape)
+
+
+@dataclass(frozen=True)
+class RankBuild:
+    """What a rank holds; sizes in bytes."""
+
+    run: Run
+    grid: Grid
+    rank: int
+    layers: range
+    """Numbers of its stage's layers."""
+    parameters: list[HeldParameter]
+    notes: tuple[str, ...]
+
+    @property
+    def role(self) -> Role:
+        """Where the rank stands."""
+        return self.grid.role(self.rank)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Parameters of the whole model, of the rank's stage, and of its shards."""
+        stage = sum(parameter.elements for parameter in self.parameters)
+        return {
+            "model": stage if self.grid.pp == 1 else model_parameters(self.run.model).total,
+            "stage": stage,
+            "rank": sum(parameter.local_elements for parameter in self.parameters),
+        }
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """What the rank holds all the time, then what it has gathered while it computes."""
+        return {
+            "weights": sum(parameter.weight for parameter in self.parameters),
+            "gradients": sum(parameter.gradient for parameter in self.parameters),
+            "moments": sum(sum(parameter.moments.values()) for parameter in self.parameters),
+            "gathered_weights": sum(parameter.gathered_weight for parameter in self.parameters),
+            "gathered_gradients": sum(parameter.gathered_gradient for parameter in self.parameters),
+        }
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values, every parameter included."""
+        return {
+            "name": self.run.name,
+            "rank": self.rank,
+            "world": self.grid.world,
+            "role": self.role._asdict(),
+            "layers": list(self.layers),
+            "counts": self.counts,
+            "bytes": self.bytes,
+            "offload": list(self.run.offload),
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """All of it for a terminal, a long table shortened."""
+        where = ", ".join(f"{axis} {place}" for axis, place in self.role._asdict().items())
+        head = ("parameter", "whole", "here", "format", "copies")
+        counts = self.counts
+        return [
+            f"run {self.run.name}: {say_degrees(self.grid)}",
+            f"rank {self.rank} stands at {where}, and has layers {say_numbers(self.layers)}",
+            "",
+            *long_table_lines(head, self._cells, len(self.parameters), "parameters"),
+            "",
+            f"parameters: {counts['model']:,} in the model, {counts['stage']:,} in this stage, {counts['rank']:,} here",
+            "",
+            *self._size_lines(),
+            *(f"note: {note}" for note in self.notes),
+        ]
+
+    def _cells(self, number: int) -> list[str]:
+        held = self.parameters[number]
+        return [held.name, _say_shape(held.shape), _say_shape(held.local_shape), held.dtype, str(held.copies)]
+
+    def _size_lines(self) -> list[str]:
+        sizes, zero, offload = self.bytes, self.run.parallel.zero, self.run.offload
+        unit = "one unit (layer, embedding or head) at a time"
+        accumulates = self.run.batch.global_size // (self.run.batch.micro_size * self.grid.dp) > 1
+        weights_in = "in CPU memory" if "parameters" in offload else ""
+        moments_in = "in CPU memory" if "optimizer" in offload else ""
+        whole_step = self.grid.pp > 1 or (zero < 2 and accumulates)
+        return table_lines(
+            [
+                ("held", "size", ""),
+                ("weights", say_bytes(sizes["weights"]), weights_in),
+                ("gradients", say_bytes(sizes["gradients"]), "after their reduction"),
+                ("optimizer's moments", say_bytes(sizes["moments"]), moments_in),
+                ("gathered weights", say_bytes(sizes["gathered_weights"]), unit if zero == 3 else "through the step"),
+                (
+                    "gradients before",
+                    say_bytes(sizes["gathered_gradients"]),
+                    "through the step" if whole_step else unit,
+                ),
+            ]
+        )
+
+
+def build_rank(run: Run, grid: Grid, notes: tuple[str, ...], rank: int) -> RankBuild:
+    """What rank `rank` of a legal run on `grid` holds, with one stage a rank.
+
+    Raises UserError if the vocabulary is unknown, or if the model's family cannot be split so.
+    """
+    with pretended_rank(rank, grid.world):
+        mesh = mesh_of(run.parallel, CPU)
+        part = part_of(run, mesh)
+        model = build_model(run, replace(mesh, device=META))
+        with without_memory():
+            model.to_empty(device=CPU)
+            parameters = sharded_parameters(model, mesh)
+            state = ShardedOptimizer(parameters, run.optim).materialize()
+            moments = _moments(state)
+            held = [_held(name, p, moments.get(name, {}), run) for name, p in parameters.items()]
+    if run.model.tied and part.last and not part.first:
+        notes = (*notes, "the last stage's copy of the tied embedding is not among its parameters")
+    return RankBuild(run, grid, rank, part.layers_of(run.model), held, notes)
+
+
+def _moments(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
+    """Bytes of the optimizer's state, by parameter and kind."""
+    sizes: dict[str, dict[str, int]] = {}
+    for key, value in state.items():
+        kind, _, name = key.partition(".")
+        sizes.setdefault(name, {})[kind] = _size(local_part(value))
+    return sizes
+
+
+def _held(name: str, parameter: ShardedParameter, moments: dict[str, int], run: Run) -> HeldParameter:
+    local, gathered = parameter.local, parameter.parameter.numel()
+    return HeldParameter(
+        name,
+        shape=tuple(parameter.shape),
+        local_shape=tuple(local.shape),
+        dtype=next(word for word, dtype in DTYPES.items() if dtype == local.dtype),
+        copies=parameter.copies,
+        weight=_size(local),
+        gradient=_size(local),
+        moments=moments,
+        gathered_weight=gathered * DTYPES[run.precision.compute].itemsize,
+        gathered_gradient=gathered * reduce_dtype(run.precision).itemsize,
+    )
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _say_shape(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def say_bytes(number: int) -> str:
+    """A size to three digits in binary units."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number} bytes"

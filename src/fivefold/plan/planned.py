@@ -1,0 +1,79 @@
+"""A run on a known number of ranks, checked: what `fivefold plan` and `plan(run)` start from.
+
+A plan asks only whether a run is legal. What this version cannot train although it is legal is noted, not refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fivefold.config.files import ConfigError
+from fivefold.config.layout_rules import ranks_a_replica
+from fivefold.config.rules import LEGALITY, NOT_YET, broken_rules, check, with_world
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.parallel.grid import Grid
+from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.ranks import Ranks, ranks
+
+if TYPE_CHECKING:
+    from fivefold.plan.dry_run import RankBuild
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A legal run on a known number of ranks."""
+
+    run: Run
+    """With the number of ranks and dp filled in, and the vocabulary if the data says it."""
+    grid: Grid
+    notes: tuple[str, ...]
+    """What is legal, and this version cannot train."""
+
+    def ranks(self) -> Ranks:
+        """What each rank is. Raises UserError if stages are to be balanced and nothing says the vocabulary."""
+        return ranks(self.run, self.grid, self.notes)
+
+    def build_rank(self, rank: int) -> RankBuild:
+        """What rank `rank` holds, found by building it in this process, which must not be in a process group already.
+
+        Loads torch. Raises UserError if there is no such rank, or if it cannot be built.
+        """
+        if not 0 <= rank < self.grid.world:
+            raise UserError(f"there is no rank {rank}: the ranks of this run are 0 to {self.grid.world - 1}")
+        chunks = self.run.parallel.chunks
+        if chunks > 1:
+            raise UserError(
+                f"parallel.chunks = {chunks}: which of the {self.grid.pp * chunks} stages a rank holds depends on the "
+                "schedule, and this version knows none; use parallel.chunks 1"
+            )
+        from fivefold.plan.dry_run import build_rank
+
+        return build_rank(self.run, self.grid, self.notes, rank)
+
+
+def plan(run: Run) -> Plan:
+    """The plan of `run`.
+
+    Raises UserError if nothing says how many ranks there are, ConfigError with all rules that the layout breaks.
+    """
+    world = _world(run)
+    if broken := check(run, world, LEGALITY):
+        raise ConfigError(broken)
+    run = with_world(run, world)
+    if vocabulary := known_vocabulary(run):
+        run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+    notes = tuple(rule.says(run) for rule in broken_rules(run, NOT_YET))
+    return Plan(run, Grid.of(run.parallel, world), notes)
+
+
+def _world(run: Run) -> int:
+    if run.cluster.gpus != "auto":
+        return run.cluster.gpus
+    if run.parallel.dp != "auto":
+        return run.parallel.dp * ranks_a_replica(run)
+    raise UserError(
+        "how many ranks there are is not known; give --gpus N (cluster.gpus), or --parallel.dp N: the ranks are then "
+        f"N x pp {run.parallel.pp} x cp {run.parallel.cp} x tp {run.parallel.tp}"
+    )
