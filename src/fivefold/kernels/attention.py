@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, and_masks, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from fivefold.kernels.linear import product_dtype
 
@@ -30,6 +30,8 @@ FUSED_DTYPES = (torch.bfloat16, torch.float16)
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(score, b, h, query, key) -> score."""
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(b, h, query, key) -> whether it is seen."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def attention_mask(hidden_bsd: Tensor, documents_bs: Tensor | None, slopes: Sequ
     rows = Rows(torch.arange(hidden_bsd.shape[1], device=hidden_bsd.device), documents_bs)
     if has_flex(hidden_bsd):
         alibi = None if slopes_h is None else alibi_by_index(slopes_h)
-        return Blocks(blocks_between(rows, rows), alibi)
+        return Blocks(_blocks_of(rows, rows, _before_by_index), alibi)
     return Dense(dense_bias(rows, rows, slopes_h, torch.promote_types(hidden_bsd.dtype, torch.float32)))
 
 
@@ -107,7 +109,8 @@ def slopes_like(like: Tensor, slopes: Sequence[float] | None) -> Tensor | None:
     """ALiBi's slopes on the device of `like`, in at least fp32."""
     if slopes is None:
         return None
-    return torch.tensor(slopes, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    wide = torch.promote_types(like.dtype, torch.float32)
+    return torch.tensor(slopes, dtype=wide).to(like.device, non_blocking=True)
 
 
 def attend(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, mask: Mask) -> Tensor:
@@ -144,11 +147,16 @@ def dense_bias(queries: Rows, keys: Rows, slopes_h: Tensor | None, dtype: torch.
 def document_blocks(documents_bs: Tensor) -> BlockMask:
     """The flex kernel's mask of whole rows."""
     rows = Rows(torch.arange(documents_bs.shape[1], device=documents_bs.device), documents_bs)
-    return blocks_between(rows, rows)
+    return _blocks_of(rows, rows, _before_by_index)
 
 
 def blocks_between(queries: Rows, keys: Rows) -> BlockMask:
-    """The flex kernel's mask: which blocks of keys a block of queries meets, and which of them it sees whole.
+    """The flex kernel's mask of some queries and some keys."""
+    return _blocks_of(queries, keys, _before_by_position(queries, keys))
+
+
+def _blocks_of(queries: Rows, keys: Rows, before: MaskMod) -> BlockMask:
+    """Which blocks of keys a block of queries meets, and which of them it sees whole.
 
     Positions and documents ascend, so a block's first and last tell all: nothing queries x keys is made.
     """
@@ -165,7 +173,7 @@ def blocks_between(queries: Rows, keys: Rows) -> BlockMask:
         *_ordered(met_bqk & ~whole_bqk),
         *_ordered(whole_bqk),
         BLOCK,
-        mask_mod=_sees(queries, keys),
+        mask_mod=_in_document(before, queries, keys),
         seq_lengths=lengths,
     )
 
@@ -176,27 +184,33 @@ def _ends(values: Tensor) -> tuple[Tensor, Tensor]:
     return values[..., ::BLOCK], values[..., last.clamp(max=values.shape[-1] - 1)]
 
 
-def _sees(queries: Rows, keys: Rows) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    query_s, key_s = queries.positions_s, keys.positions_s
+def _before_by_index(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return key <= query
 
-    def before_by_index(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return key <= query
+
+def _before_by_position(queries: Rows, keys: Rows) -> MaskMod:
+    query_s, key_s = queries.positions_s, keys.positions_s
 
     def before(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key_s[key] <= query_s[query]
 
-    ordered = before_by_index if queries is keys else before
+    return before
+
+
+def _in_document(before: MaskMod, queries: Rows, keys: Rows) -> MaskMod:
     query_bs, key_bs = queries.documents_bs, keys.documents_bs
     if query_bs is None or key_bs is None:
-        return ordered
+        return before
 
-    def same_document(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return query_bs[b, query] == key_bs[b, key]
+    def sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return before(b, h, query, key) & (query_bs[b, query] == key_bs[b, key])
 
-    return and_masks(ordered, same_document)
+    return sees
 
 
 def alibi_by_index(slopes_h: Tensor) -> ScoreMod:
+    """slope x (key - query), of whole rows."""
+
     def alibi(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + slopes_h[h] * (key - query)
 
@@ -204,6 +218,7 @@ def alibi_by_index(slopes_h: Tensor) -> ScoreMod:
 
 
 def alibi_by_position(slopes_h: Tensor, queries: Rows, keys: Rows) -> ScoreMod:
+    """slope x (key - query), of some queries and some keys."""
     query_s, key_s = queries.positions_s, keys.positions_s
 
     def alibi(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ def positions(seq_len: int, axis: Axis, method: Method) -> Tensor:
     chunks, of which rank r holds numbers r and 2 cp - 1 - r; for `ulysses`, where every rank attends over all
     positions, into cp. Raises ValueError if the cut does not come out even.
     """
-    return _positions_of(axis.rank, seq_len, axis.size, method)
+    return _positions_of(axis.rank, seq_len, axis.size, method, torch.device("cpu"))
 
 
 def plan_attention(
@@ -65,7 +65,7 @@ def plan_attention(
         whole = partial(attend, mask=mask)
         return ContextPlan(whole if axis.size == 1 else partial(ulysses_attention, axis=axis, attend=whole))
     slopes_h = slopes_like(hidden, slopes)
-    held = [_positions_of(rank, seq_len, axis.size, method).to(hidden.device) for rank in range(axis.size)]
+    held = [_positions_of(rank, seq_len, axis.size, method, hidden.device) for rank in range(axis.size)]
     if method == "ring":
         rows = [_rows(positions_s, documents_bS) for positions_s in held]
         return ContextPlan(partial(ring_attention, axis=axis, hops=ring_pieces(axis, hidden, rows, slopes_h)))
@@ -82,12 +82,12 @@ def attend_across(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, plan: ContextP
     return plan.attention(q_bshe, k_bsge, v_bsge)
 
 
-def _positions_of(rank: int, seq_len: int, size: int, method: Method) -> Tensor:
+def _positions_of(rank: int, seq_len: int, size: int, method: Method, device: torch.device) -> Tensor:
     numbers = [rank] if size == 1 or method == "ulysses" else [rank, 2 * size - 1 - rank]
     chunk, rest = divmod(seq_len, len(numbers) * size)
     if rest:
         raise ValueError(f"{seq_len} positions cannot be cut into {len(numbers) * size} equal chunks")
-    return torch.cat([torch.arange(number * chunk, (number + 1) * chunk) for number in numbers])
+    return torch.cat([torch.arange(number * chunk, (number + 1) * chunk, device=device) for number in numbers])
 
 
 def _rows(positions_s: Tensor, documents_bS: Tensor | None) -> Rows:
