@@ -61,7 +61,8 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout_bshe: Tensor) -> tuple[Tensor | None, ...]:
         q_bshe, kv_s2bge, out_bshe, lse_bhs = ctx.saved_tensors
-        gradients = Gradients(*(x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe)), lse_bhs)
+        dout_bhse, q_bhse, out_bhse = (x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe))
+        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs)
         kv_S2bge = _gathered(kv_s2bge, ctx.axis, ctx.held_S)
         dkv_S2bge = torch.zeros_like(kv_S2bge, dtype=gradients.dq_bhne.dtype)
         gradients.add(ctx.pieces, *_heads_first(kv_S2bge), *_heads_first(dkv_S2bge))

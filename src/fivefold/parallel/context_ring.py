@@ -68,7 +68,8 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, dout_bshe: Tensor) -> tuple[Tensor | None, ...]:
         q_bshe, kv_2bsge, out_bshe, lse_bhs = ctx.saved_tensors
         axis: Axis = ctx.axis
-        gradients = Gradients(*(x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe)), lse_bhs)
+        dout_bhse, q_bhse, out_bhse = (x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe))
+        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs)
         here_2bsge, coming_home = kv_2bsge, None
         for hop, piece in enumerate(ctx.hops):
             arriving = _send_on(here_2bsge, axis) if hop + 1 < axis.size else None
