@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fivefold.launch.local import LOOPBACK
+from fivefold.launch.local import LOOPBACK, worker_environment
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 PATIENCE_S = 120.0
@@ -118,6 +118,26 @@ def crew(folder: Path) -> Iterator[Crew]:
         yield ranks
     finally:
         ranks.close()
+
+
+def run_workers(world: int, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    """Run a function in `world` processes that find in their environment what a launcher tells its workers."""
+    meeting = folder / f"meeting-{time.monotonic_ns()}"
+    workers = [
+        context.Process(target=_as_worker, args=(worker_environment(rank, world, meeting), function, arguments))
+        for rank in range(world)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0] * world
+
+
+def _as_worker(environment: dict[str, str], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(environment)
+    function(*arguments)
 
 
 def _work(rank: int, pipe: Connection) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.kernels.partial_attention import Gradients
 from fivefold.model.transformer import Transformer
 from fivefold.parallel.mesh import Mesh
 
@@ -60,10 +61,27 @@ def norm_not_summed_over_tp() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def gradient_of_travelling_keys_lost() -> Iterator[None]:
+    """What a rank of cp finds for the keys and values that came in the ring's first hop does not reach their owner."""
+
+    class Losing(Gradients):
+        added = 0
+
+        def add(self, pieces: Any, k: Tensor, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+            self.added += 1
+            where = (dk, dv) if self.added != 2 else (dk.clone(), dv.clone())
+            super().add(pieces, k, v, *where)
+
+    with patch("fivefold.parallel.context_ring.Gradients", Losing):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "": nullcontext,
     "gradients-not-reduced": gradients_not_reduced,
     "partial-gradients-not-summed": partial_gradients_not_summed,
     "loss-times-dp": loss_times_dp,
     "norm-not-summed-over-tp": norm_not_summed_over_tp,
+    "gradient-of-travelling-keys-lost": gradient_of_travelling_keys_lost,
 }

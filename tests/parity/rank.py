@@ -34,14 +34,16 @@ class Outcome:
 
 
 class Rank:
-    """A model and its optimizer on this rank, in fp64."""
+    """A model and its optimizer on this rank."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, **changes: Any) -> None:
+        """`changes` are fields of the run file that are not those of `case.run`."""
         self.case = case
         self.mesh = mesh_for(case.parallel)
-        self.model = build_model(case.run, self.mesh)
+        run = case.run.model_copy(update=changes)
+        self.model = build_model(run, self.mesh)
         self.state = sharded_parameters(self.model, self.mesh)
-        load_initial_weights(self.state, case.run, lambda kind, fields: None)
+        load_initial_weights(self.state, run, lambda kind, fields: None)
         randomize_vectors({name: each.whole for name, each in self.state.items()})
         self.optimizer = ShardedOptimizer(self.state, OPTIM)
         self.gradients: Pieces = {}

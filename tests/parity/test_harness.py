@@ -12,6 +12,8 @@ CAUGHT = [
     (Case("llama", tp=2, fault="partial-gradients-not-summed"), "gradient of layers.0.attention_norm.weight"),
     (Case("bloom", tp=2, fault="partial-gradients-not-summed"), "gradient of embedding_norm.weight"),
     (Case("llama", dp=2, fault="loss-times-dp"), "gradient of embedding.weight: relative error 1.0e+00"),
+    (Case("llama", cp=2, fault="gradient-of-travelling-keys-lost"), "gradient of embedding.weight"),
+    (Case("bloom", cp=4, fault="gradient-of-travelling-keys-lost"), "gradient of embedding.weight"),
     (Case("llama", tp=2, fault="norm-not-summed-over-tp"), "norms on rank 0"),
 ]
 

@@ -1,0 +1,86 @@
+"""`fivefold train` gives the same losses on any layout of four processes, and each goes on where another stopped."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fivefold import Run
+from fivefold.train.start import train
+from tests.ranks import run_workers
+from tests.train.conftest import RUN_FILE, Trainer, write_tokens
+
+LAYOUTS = {
+    "tp4": "--parallel.tp 4",
+    "cp4 ring": "--parallel.cp 4",
+    "tp2 cp2": "--parallel.tp 2 --parallel.cp 2 --parallel.cp_method gather",
+    "tp2 dp2 zero3": "--parallel.tp 2 --parallel.zero 3",
+    "cp2 ulysses dp2": "--parallel.cp 2 --parallel.cp_method ulysses",
+    "dp4 replicate2 zero2": "--parallel.replicate 2 --parallel.zero 2",
+    "dp4 zero0": "--parallel.zero 0",
+    "tp2 dp2 recompute": "--parallel.tp 2 --recompute.mode full",
+}
+STOP, STEPS = 20, 25
+COMMON = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10 --checkpoint.every never"
+SAVED = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10 --checkpoint.every 20"
+
+
+def train_as_worker(file: Path, flags: list[str]) -> None:
+    """Be one rank of a run, as its environment says."""
+    train(Run.load(file, flags), launcher="env")
+
+
+class Runs:
+    """One run a layout, stopped by the command after 20 of 25 steps, and one in one process that was never stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        file = folder / "run.yaml"
+        file.write_text(RUN_FILE.format(out=folder / "runs", data=write_tokens(folder / "tokens")))
+        self.trainer = Trainer(file, folder / "runs", capture=None)  # type: ignore[arg-type]
+        self.work(1, "--name whole", COMMON)
+        for number, flags in enumerate(LAYOUTS.values()):
+            command = f"--name run{number} {SAVED} --stop-after {STOP} --nproc 4 {flags}"
+            self.trainer.run(*command.split())
+
+    def work(self, world: int, *flags: str) -> None:
+        """Train in processes that have torch already."""
+        run_workers(world, self.folder, train_as_worker, self.trainer.file, " ".join(flags).split())
+
+    def resume(self, number: int, world: int, flags: str) -> list[dict]:
+        """The lines of a copy of a run that went on, to its end, in another layout."""
+        name = f"run{number}-on-{world}"
+        shutil.copytree(self.trainer.out / f"run{number}", self.trainer.out / name)
+        self.work(world, f"--name {name}", COMMON, flags)
+        return self.trainer.metrics(name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Runs:
+    """All runs."""
+    return Runs(tmp_path_factory.mktemp("layouts"))
+
+
+def assert_same_figures(ours: list[dict], theirs: list[dict]) -> None:
+    """Each step's line is there once, with the same loss, norm and validation loss."""
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.keys() == their.keys()
+        for key in {"loss", "grad_norm", "val_loss/held"} & their.keys():
+            assert our[key] == pytest.approx(their[key], rel=1e-5 if "loss" in key else 1e-4), (our["step"], key)
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
+def test_the_command_gives_the_losses_of_one_process(runs, number):
+    assert_same_figures(runs.trainer.metrics(f"run{number}"), runs.trainer.metrics("whole")[: STOP + 1])
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
+def test_what_was_saved_goes_on_in_one_process(runs, number):
+    assert_same_figures(runs.resume(number, 1, ""), runs.trainer.metrics("whole"))
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
+def test_what_was_saved_goes_on_in_the_next_layout(runs, number):
+    following = [*LAYOUTS.values(), *LAYOUTS.values()][number + 1]
+    assert_same_figures(runs.resume(number, 4, following), runs.trainer.metrics("whole"))
