@@ -26,7 +26,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
 
-def multiply(left: Tensor, right: Tensor) -> Tensor:
-    """left (a, k) @ right (k, b) -> (a, b), in the format of left."""
+def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left (a, k) @ right (k, b) -> (a, b), in the format of left; in `out` if it is given."""
     wide = product_dtype(left)
-    return (left.to(wide) @ right.to(wide)).to(left.dtype)
+    if wide == left.dtype:
+        return torch.mm(left, right, out=out)
+    product = (left.to(wide) @ right.to(wide)).to(left.dtype)
+    return product if out is None else out.copy_(product)

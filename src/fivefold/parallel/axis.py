@@ -47,12 +47,12 @@ class Axis:
         joined = x.new_empty((self.size * len(x), *x.shape[1:]))
         return Pending(joined, dist.all_gather_into_tensor(joined, x, group=self.group, async_op=True), x)
 
-    def start_reduce_scatter(self, x: Tensor) -> Pending:
-        """The sum over ranks of (size t, ...), of which each rank gets its part (t, ...)."""
+    def start_reduce_scatter(self, x: Tensor, out: Tensor | None = None) -> Pending:
+        """The sum over ranks of (size t, ...), of which each rank gets its part (t, ...), in `out` if it is given."""
         if self.size == 1:
             return Pending(x, None, x)
         x = x.contiguous()
-        part = x.new_empty((len(x) // self.size, *x.shape[1:]))
+        part = x.new_empty((len(x) // self.size, *x.shape[1:])) if out is None else out
         return Pending(part, dist.reduce_scatter_tensor(part, x, group=self.group, async_op=True), x)
 
     def gather(self, x: Tensor) -> Tensor:

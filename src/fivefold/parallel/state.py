@@ -1,7 +1,7 @@
 """What each parameter of a spread model is as a whole: its global shape, and which piece of it this rank holds.
 
 The modules hold what tp left of each parameter, FSDP cuts that over the data-parallel ranks, and neither knows of the
-other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard), over the same
+other. Here the two are put together: one DTensor a parameter, on the axes (pp, tp, replicate, shard), over the same
 memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
 """
 
@@ -74,14 +74,14 @@ def local_part(tensor: Tensor) -> Tensor:
 def _sharded(parameter: nn.Parameter, cut: Cut | None, mesh: Mesh) -> ShardedParameter:
     assert isinstance(parameter, DTensor), "FSDP has wrapped the model"
     over_data = parameter.placements if parameter.device_mesh.ndim == 2 else (Replicate(), *parameter.placements)
-    placements = (Replicate() if cut is None else Shard(cut.dimension), *over_data)
+    over_tp = Replicate() if cut is None else Shard(cut.dimension)
     shape = list(parameter.shape)
     if cut is not None:
         shape[cut.dimension] = cut.size
     return ShardedParameter(
         parameter,
-        mesh.dense["tp", "replicate", "shard"],
-        placements,
+        mesh.dense,
+        (Replicate(), over_tp, *over_data),  # no other stage of pp has this parameter, and none asks for it
         torch.Size(shape),
         copies=mesh.replicas * (mesh.tp.size if cut is None else 1),
         partial=cut is None and mesh.tp.size > 1,

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from fivefold.kernels.cross_entropy import VocabularyShare
 from fivefold.kernels.linear import linear, multiply
 from fivefold.parallel.axis import ALONE, Axis
+from fivefold.parallel.overlap import gather_multiply, start_multiply_scatter
 from fivefold.parallel.state import Cut, ShardedParameter
 
 
@@ -105,20 +106,22 @@ def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tens
 
 
 class _Column(torch.autograd.Function):
-    """Saves the slice x_ti; backward gathers it again while the input's gradient is computed."""
+    """Saves the slice x_ti; backward gathers it again while the input's gradient is computed, and sends that while the
+    weight's is."""
 
     @staticmethod
     def forward(ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, tp: Axis) -> Tensor:
         ctx.save_for_backward(x_ti, weight_oi)
         ctx.tp, ctx.has_bias = tp, bias_o is not None
-        return linear(tp.gather(x_ti), weight_oi, bias_o)
+        y_To, _ = gather_multiply(x_ti, weight_oi.T, tp)
+        return y_To if bias_o is None else y_To.add_(bias_o)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_y_To: Tensor):
         x_ti, weight_oi = ctx.saved_tensors
         gathered = ctx.tp.start_gather(x_ti)
-        d_x = ctx.tp.start_reduce_scatter(multiply(d_y_To, weight_oi))
+        d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
         d_weight_oi = multiply(d_y_To.T, gathered.wait())
         return d_x.wait(), d_weight_oi, d_y_To.sum(0) if ctx.has_bias else None, None
 
@@ -128,14 +131,14 @@ class _Row(torch.autograd.Function):
     def forward(ctx, x_Ti: Tensor, weight_oi: Tensor, tp: Axis) -> Tensor:
         ctx.save_for_backward(x_Ti, weight_oi)
         ctx.tp = tp
-        return tp.reduce_scatter(linear(x_Ti, weight_oi))
+        return start_multiply_scatter(x_Ti, weight_oi.T, tp).wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_y_to: Tensor):
         x_Ti, weight_oi = ctx.saved_tensors
-        d_y_To = ctx.tp.gather(d_y_to)
-        return multiply(d_y_To, weight_oi), multiply(d_y_To.T, x_Ti), None
+        d_x_Ti, d_y_To = gather_multiply(d_y_to, weight_oi, ctx.tp)
+        return d_x_Ti, multiply(d_y_To.T, x_Ti), None
 
 
 class _AddUp(torch.autograd.Function):
