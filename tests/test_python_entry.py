@@ -47,6 +47,16 @@ def test_what_is_legal_is_read_and_planned_and_refused_by_training(tmp_path: Pat
         fivefold.Run.load(file, ["--parallel.tp", "3"])
 
 
+def test_the_example_plans_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = "{preset: tiny-llama, vocab: 1003}"
+    Path("run.yaml").write_text(f"name: a\nsteps: 1\nmodel: {model}\ndata: {{train: [{{path: x}}]}}\n")
+    names: dict = {}
+    exec(example("docs/planning.md"), names)
+    assert names["stages"] == [range(4)]
+    assert names["held"]["weights"] > 0
+
+
 def test_the_examples_train_a_run_and_read_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = write_tokens(tmp_path / "tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -52,6 +53,14 @@ def test_a_vocabulary_that_costs_almost_nothing_only_decides_ties() -> None:
 def test_of_inner_stages_the_later_ones_get_more_since_they_keep_fewer_activations() -> None:
     tiny = SMALL.model_copy(update={"vocab": 1, "layers": 9})
     assert counts(tiny, 4) == [2, 2, 3, 2]
+
+
+def test_of_equal_choices_the_ends_have_fewer_layers() -> None:
+    """A vocabulary that costs exactly a layer: [1, 2, 3, 2] has its most expensive stage at three units too."""
+    rows = sum(math.prod(shape) for shape in layer_shapes(SMALL).values() if len(shape) == 2) // SMALL.hidden
+    model = SMALL.model_copy(update={"layers": 8, "vocab": rows})
+    assert counts(model, 4) == [1, 3, 3, 1]
+    assert counts(model.model_copy(update={"layers": 9}), 4) == [1, 3, 3, 2]
 
 
 def test_a_tied_head_costs_what_a_head_of_its_own_costs() -> None:

@@ -49,7 +49,7 @@ class HeldParameter:
     """Of what the optimizer keeps for the shard, by its name for it."""
     gathered_weight: int
     """Of what tp leaves of the parameter, as it is gathered in the compute format."""
-    gathered_gradient: int
+    unreduced_gradient: int
     """Of its gradient before the reduction, in the reduce format."""
 
     @property
@@ -98,7 +98,7 @@ class RankBuild:
             "gradients": sum(parameter.gradient for parameter in self.parameters),
             "moments": sum(sum(parameter.moments.values()) for parameter in self.parameters),
             "gathered_weights": sum(parameter.gathered_weight for parameter in self.parameters),
-            "gathered_gradients": sum(parameter.gathered_gradient for parameter in self.parameters),
+            "unreduced_gradients": sum(parameter.unreduced_gradient for parameter in self.parameters),
         }
 
     def json(self) -> dict[str, Any]:
@@ -138,26 +138,19 @@ class RankBuild:
         return [held.name, _say_shape(held.shape), _say_shape(held.local_shape), held.dtype, str(held.copies)]
 
     def _size_lines(self) -> list[str]:
-        sizes, zero, offload = self.bytes, self.run.parallel.zero, self.run.offload
-        unit = "one unit (layer, embedding or head) at a time"
-        accumulates = self.run.batch.global_size // (self.run.batch.micro_size * self.grid.dp) > 1
-        weights_in = "in CPU memory" if "parameters" in offload else ""
-        moments_in = "in CPU memory" if "optimizer" in offload else ""
-        whole_step = self.grid.pp > 1 or (zero < 2 and accumulates)
-        return table_lines(
-            [
-                ("held", "size", ""),
-                ("weights", say_bytes(sizes["weights"]), weights_in),
-                ("gradients", say_bytes(sizes["gradients"]), "after their reduction"),
-                ("optimizer's moments", say_bytes(sizes["moments"]), moments_in),
-                ("gathered weights", say_bytes(sizes["gathered_weights"]), unit if zero == 3 else "through the step"),
-                (
-                    "gradients before",
-                    say_bytes(sizes["gathered_gradients"]),
-                    "through the step" if whole_step else unit,
-                ),
-            ]
-        )
+        sizes, zero, batch = self.bytes, self.run.parallel.zero, self.run.batch
+        accumulates = batch.global_size > batch.micro_size * self.grid.dp
+        unit, step = "one unit (layer, embedding or head) at a time", "through the step"
+        in_cpu = dict.fromkeys(self.run.offload, "in CPU memory")
+        remarks = {
+            "weights": in_cpu.get("parameters", ""),
+            "gradients": "",
+            "moments": in_cpu.get("optimizer", ""),
+            "gathered_weights": unit if zero == 3 else step,
+            "unreduced_gradients": step if self.grid.pp > 1 or (zero < 2 and accumulates) else unit,
+        }
+        rows = [(kind.replace("_", " "), say_bytes(sizes[kind]), remark) for kind, remark in remarks.items()]
+        return table_lines([("here", "size", ""), *rows])
 
 
 def build_rank(run: Run, grid: Grid, notes: tuple[str, ...], rank: int) -> RankBuild:
@@ -201,7 +194,7 @@ def _held(name: str, parameter: ShardedParameter, moments: dict[str, int], run: 
         gradient=_size(local),
         moments=moments,
         gathered_weight=gathered * DTYPES[run.precision.compute].itemsize,
-        gathered_gradient=gathered * reduce_dtype(run.precision).itemsize,
+        unreduced_gradient=gathered * reduce_dtype(run.precision).itemsize,
     )
 
 

@@ -1,0 +1,271 @@
+"""A rank that is built without the others: its shards are those of torch.chunk's rule, and over all ranks they are the
+whole model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fivefold.config.run import Model, Run
+from fivefold.errors import UserError
+from fivefold.model.spec import parameter_shapes, parameters
+from fivefold.parallel.grid import Grid
+from fivefold.pipeline.stages import stage_layers
+from fivefold.plan.dry_run import RankBuild
+from fivefold.plan.planned import Plan, plan
+from tests.plan.runs import SMALL, llama_405b, small_run
+
+Shape = tuple[int, ...]
+
+ROWS = ("qkv.weight", "qkv.bias", "up.weight", "up.bias", "embedding.weight", "head.weight")  # gate_up too
+COLUMNS = ("output.weight", "down.weight")
+
+
+def chunk(size: int, parts: int, number: int) -> int:
+    """Rows of the piece `number` that torch.chunk cuts, 0 where it has cut fewer pieces."""
+    length = math.ceil(size / parts)
+    return max(0, min(size, (number + 1) * length) - number * length)
+
+
+def tp_dimension(name: str) -> int | None:
+    """The dimension of a parameter that tp cuts."""
+    return 0 if name.endswith(ROWS) else 1 if name.endswith(COLUMNS) else None
+
+
+def shard_shape(name: str, shape: Shape, grid: Grid, tp: int, shard: int) -> Shape:
+    """What rank `tp` of tp and rank `shard` of the shards has of a parameter."""
+    sizes, dimension = list(shape), tp_dimension(name)
+    if dimension is not None:
+        sizes[dimension] = chunk(sizes[dimension], grid.tp, tp)
+    sizes[0] = chunk(sizes[0], grid.shard * grid.cp, shard)
+    return tuple(sizes)
+
+
+def names_of_stage(model: Model, layers: range, first: bool, last: bool) -> list[str]:
+    """The parameters of a stage: its layers', and with them what stands before the first or behind the last."""
+    before, behind = ("embedding.weight", "embedding_norm."), ("norm.", "head.")
+    return [
+        name
+        for name in parameter_shapes(model)
+        if (name.startswith("layers.") and int(name.split(".")[1]) in layers)
+        or (first and name.startswith(before))
+        or (last and name.startswith(behind))
+    ]
+
+
+def shapes_of_stage(run: Run, stage: int) -> dict[str, Shape]:
+    every = parameter_shapes(run.model)
+    layers = stage_layers(run.model, run.parallel)
+    names = names_of_stage(run.model, layers[stage], first=stage == 0, last=stage == len(layers) - 1)
+    return {name: every[name] for name in names}
+
+
+def expected_shapes(planned: Plan, rank: int) -> dict[str, Shape]:
+    """By the arithmetic above: the shapes of all shards of a rank, with ZeRO 1 or more."""
+    grid, role = planned.grid, planned.grid.role(rank)
+    shard = role.shard * grid.cp + role.cp
+    return {
+        name: shard_shape(name, shape, grid, role.tp, shard)
+        for name, shape in shapes_of_stage(planned.run, role.pp).items()
+    }
+
+
+def built_shapes(built: RankBuild) -> dict[str, Shape]:
+    return {parameter.name: parameter.local_shape for parameter in built.parameters}
+
+
+@pytest.fixture(scope="module")
+def big() -> Plan:
+    return plan(llama_405b())
+
+
+@pytest.mark.parametrize("rank", [0, 12345, 16383])
+def test_the_shards_of_a_rank_of_llama_405b_are_those_of_the_arithmetic(big: Plan, rank: int) -> None:
+    built = big.build_rank(rank)
+    assert built_shapes(built) == expected_shapes(big, rank)
+    assert {parameter.name: parameter.shape for parameter in built.parameters} == shapes_of_stage(
+        big.run, big.grid.role(rank).pp
+    )
+    assert built.counts["model"] == 405_853_388_800
+
+
+def test_over_all_stages_tp_ranks_and_shards_the_parameters_of_llama_405b_sum_to_the_models(big: Plan) -> None:
+    """Each distinct (pp, tp) coordinate with its 128 shards; what tp does not cut is counted once."""
+    grid, total = big.grid, 0
+    for stage in range(grid.pp):
+        for name, shape in shapes_of_stage(big.run, stage).items():
+            coordinates = range(grid.tp) if tp_dimension(name) is not None else [0]
+            total += sum(
+                math.prod(shard_shape(name, shape, grid, tp, shard))
+                for tp, shard in product(coordinates, range(grid.shard))
+            )
+    assert total == parameters(big.run.model).total == 405_853_388_800
+
+
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"pp": 2, "tp": 2, "dp": 2}),
+    ("llama", {"tp": 4, "dp": 3, "zero": 3}),
+    ("llama", {"cp": 2, "dp": 4, "replicate": 2}),
+    ("llama", {"tp": 2, "cp": 2, "zero": 0, "dp": 1}),
+    ("tied", {"pp": 2, "tp": 4, "dp": 1}),
+    ("bloom", {"pp": 3, "tp": 2, "dp": 1}),
+    ("qwen3", {"tp": 2, "dp": 4, "replicate": 2}),
+]
+LLAMA = SMALL.model_copy(update={"layers": 3})
+MODELS = {
+    "llama": LLAMA,
+    "tied": LLAMA.model_copy(update={"tied": True}),
+    "qwen3": LLAMA.model_copy(update={"qk_norm": True}),
+    "bloom": LLAMA.model_copy(
+        update={"family": "bloom", "norm": "layernorm", "activation": "gelu", "bias": True, "position": "alibi"}
+        | {"embedding_norm": True, "tied": True, "kv_heads": 12}
+    ),
+}
+
+
+def every_rank(planned: Plan) -> Iterator[RankBuild]:
+    return (planned.build_rank(rank) for rank in range(planned.grid.world))
+
+
+@pytest.mark.parametrize(("model", "layout"), LAYOUTS, ids=str)
+def test_all_ranks_together_hold_the_model_each_copy_counted_once(model: str, layout: dict[str, Any]) -> None:
+    planned = plan(small_run(MODELS[model], **layout))
+    grid, zero = planned.grid, planned.run.parallel.zero
+    held: dict[str, float] = {}
+    for built in every_rank(planned):
+        if zero:
+            assert built_shapes(built) == expected_shapes(planned, built.rank)
+        assert built.counts["model"] == parameters(planned.run.model).total
+        for parameter in built.parameters:
+            held[parameter.name] = held.get(parameter.name, 0) + parameter.local_elements / parameter.copies
+            copies = grid.dp * grid.cp if zero == 0 else grid.replicate
+            assert parameter.copies == copies * (1 if tp_dimension(parameter.name) is not None else grid.tp)
+    whole = {name: math.prod(shape) for name, shape in parameter_shapes(planned.run.model).items()}
+    assert held == pytest.approx(whole, rel=1e-12)
+
+
+def test_the_bytes_of_a_rank_are_those_of_its_shards_in_their_formats() -> None:
+    built = plan(small_run(tp=2, dp=2)).build_rank(3)
+    here, gathered = built.counts["rank"], built.bytes["gathered_weights"] // 2
+    scalars = 4 * len(built.parameters)  # AdamW's count of steps
+    assert built.bytes == {
+        "weights": 4 * here,
+        "gradients": 4 * here,
+        "moments": 8 * here + scalars,
+        "gathered_weights": 2 * gathered,
+        "unreduced_gradients": 4 * gathered,
+    }
+    cut = [p for p in built.parameters if tp_dimension(p.name) is not None]
+    assert gathered == pytest.approx(built.counts["stage"] - sum(p.elements for p in cut) / 2, abs=48)
+
+
+def test_formats_of_the_run_file_are_those_of_the_bytes() -> None:
+    run = small_run(dp=1)
+    exact = run.model_copy(update={"precision": run.precision.model_copy(update={"compute": "fp64"})})
+    built = plan(exact).build_rank(0)
+    total = built.counts["model"]
+    assert {parameter.dtype for parameter in built.parameters} == {"fp64"}
+    assert built.bytes["weights"] == built.bytes["gathered_weights"] == built.bytes["unreduced_gradients"] == 8 * total
+    narrow = run.model_copy(update={"precision": run.precision.model_copy(update={"master": "bf16"})})
+    small = plan(narrow).build_rank(0)
+    assert small.bytes["weights"] == small.bytes["gradients"] == 2 * total
+    assert small.bytes["moments"] == pytest.approx(4 * total, rel=1e-3)
+
+
+def test_a_rank_of_a_model_that_no_machine_holds_is_built() -> None:
+    """Eight layers of Llama 3 405B on a single rank: 111 GiB of weights in fp32, and twice as much for the moments."""
+    run = llama_405b(tp=1, pp=1, dp=1)
+    built = plan(run.model_copy(update={"model": run.model.model_copy(update={"layers": 8})})).build_rank(0)
+    total = 2 * 128256 * 16384 + 16384 + 8 * (2 * 16384 + 16384 * (144 * 128 + 16384 + 3 * 53248))
+    assert built.counts == dict.fromkeys(("model", "stage", "rank"), total)
+    assert built.bytes["weights"] == 4 * total
+
+
+def test_building_ranks_leaves_no_process_group_and_nothing_of_the_last_one() -> None:
+    planned = plan(small_run(pp=2, tp=2, dp=2))
+    first, second, again = (planned.build_rank(rank) for rank in (0, 7, 0))
+    assert first == again
+    assert first.layers != second.layers
+    assert not dist.is_initialized()
+    assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_rank_12345_of_llama_405b_takes_less_than_20_seconds_and_4_gib(tmp_path: Path) -> None:
+    """Seconds of the processor, as the machine may have other work."""
+    (tmp_path / "run.yaml").write_text(
+        "name: big\nsteps: 1\nmodel: {preset: llama-3-405b}\ndata: {train: [{path: x}], seq_len: 8192}\n"
+        "batch: {global_size: 2048}\nparallel: {tp: 8, pp: 16, dp: 128}\n"
+    )
+    command = ["plan", "run.yaml", "--build-rank", "12345", "--json"]
+    code = (
+        "import resource, sys; from fivefold.cli import commands; commands.main(sys.argv[1:], standalone_mode=False)\n"
+        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
+        "print(used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20, file=sys.stderr)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    seconds, gib = map(float, ran.stderr.split())
+    assert seconds < 20
+    assert gib < 4
+    assert json.loads(ran.stdout)["counts"] == {"model": 405_853_388_800, "stage": 25_501_630_464, "rank": 24_905_728}
+
+
+def test_a_rank_that_does_not_exist_is_refused_before_torch_is_loaded() -> None:
+    code = (
+        "import sys; from fivefold.errors import UserError; from fivefold import plan\n"
+        "from tests.plan.runs import llama_405b\n"
+        "try: plan(llama_405b()).build_rank(16384)\n"
+        "except UserError as error: assert 'there is no rank 16384' in str(error) and '0 to 16383' in str(error)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_cannot_be_built_is_refused_with_a_reason() -> None:
+    with pytest.raises(UserError, match=r"which of the 4 stages a rank holds depends on the schedule"):
+        plan(small_run(pp=2, chunks=2, dp=1)).build_rank(0)
+    unknown = SMALL.model_copy(update={"vocab": "auto"})
+    with pytest.raises(UserError, match=r"model\.vocab is auto"):
+        plan(small_run(unknown, dp=1)).build_rank(0)
+    assert not dist.is_initialized()
+
+
+def test_a_tied_models_last_stage_says_what_is_not_counted() -> None:
+    planned = plan(small_run(MODELS["tied"], pp=2, dp=1))
+    assert not any("tied" in note for note in planned.build_rank(0).notes)
+    assert planned.build_rank(1).notes[-1] == "the last stage's copy of the tied embedding is not among its parameters"
+
+
+def test_the_terminal_shows_role_layers_parameters_and_sizes() -> None:
+    lines = plan(llama_405b()).build_rank(12345).lines()
+    assert lines[1] == "rank 12345 stands at pp 12, replicate 0, shard 7, cp 0, tp 1, and has layers 95 to 102"
+    assert "layers.95.attention.qkv.weight      18432 x 16384   18 x 16384   fp32    1" in lines
+    assert "parameters: 405,853,388,800 in the model, 25,501,630,464 in this stage, 24,905,728 here" in lines
+    sizes = {line.split("  ")[0]: line for line in lines if "iB" in line}
+    assert "95 MiB" in sizes["weights"]
+    assert "190 MiB" in sizes["moments"]
+
+
+def test_sizes_say_what_lies_in_cpu_memory_and_how_long_gathered_things_live() -> None:
+    offloaded = small_run(dp=2, zero=3).model_copy(update={"offload": ["optimizer", "parameters"]})
+    text = "\n".join(plan(offloaded).build_rank(0).lines())
+    assert text.count("in CPU memory") == 2
+    assert text.count("one unit (layer, embedding or head) at a time") == 2
+    kept = "\n".join(plan(small_run(dp=2, zero=1)).build_rank(0).lines())
+    assert kept.count("through the step") == 2
+    whole_batch = small_run(dp=2).batch.model_copy(update={"micro_size": 24})
+    once = "\n".join(plan(small_run(dp=2).model_copy(update={"batch": whole_batch})).build_rank(0).lines())
+    assert once.count("through the step") == 1
+    assert "in CPU memory" not in kept
