@@ -217,6 +217,21 @@ def test_plan_lists_the_ranks_of_a_run_that_this_version_does_not_train(folder: 
     assert "parallel.pp = 2: this version does not run pipeline parallelism" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tp", "messages"), [(6, 2, 4, 2), (6, 6, 4, 2), (6, 3, 2, 1), (5, 5, 2, 2), (12, 3, 3, 0)]
+)
+@pytest.mark.parametrize("command", [["check"], ["plan", "--ranks"], ["plan", "--build-rank", "0"]], ids=str)
+def test_heads_that_tp_cannot_split_are_refused_by_every_command(
+    folder: Path, command: list[str], heads: int, kv_heads: int, tp: int, messages: int
+) -> None:
+    """As many messages as broken rules: 5 heads cannot be split, and neither can the 5 key/value heads."""
+    sizes = ["--model.hidden", str(16 * heads), "--model.heads", str(heads), "--model.kv_heads", str(kv_heads)]
+    layout = ["--model.ffn=48", "--model.vocab=1003", "--data.seq_len=240", f"--parallel.tp={tp}", f"--gpus={tp}"]
+    result = call(*command, "run.yaml", *sizes, *layout)
+    assert result.exit_code == (2 if messages else 0)
+    assert result.stderr.count(f"over parallel.tp = {tp}; use parallel.tp") == messages
+
+
 def test_plan_builds_a_rank_and_leaves_standard_output_to_json(folder: Path) -> None:
     layout = ["--gpus", "8", "--parallel.pp", "2", "--parallel.tp", "2", "--model.vocab", "1003"]
     built = process("plan", "run.yaml", "--build-rank", "5", "--json", *layout)
