@@ -108,4 +108,5 @@ def split_heads(
         q, k = rms_norm(q, q_weight_e, norm_eps), rms_norm(k, k_weight_e, norm_eps)
     if turn is not None:
         q, k = rotate(q, k, *turn)
+        v_bsge = v_bsge.contiguous()  # a view would keep the whole product for backward, queries and keys included
     return q, k, v_bsge
