@@ -13,6 +13,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+GATHER, REDUCE_SCATTER = (
+    new if hasattr(dist, new) else old
+    for new, old in (
+        ("all_gather_single", "all_gather_into_tensor"),
+        ("reduce_scatter_single", "reduce_scatter_tensor"),
+    )
+)
+"""torch 2.13 renamed them, and warns of the old names."""
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -45,7 +54,7 @@ class Axis:
             return Pending(x, None, x)
         x = x.contiguous()
         joined = x.new_empty((self.size * len(x), *x.shape[1:]))
-        return Pending(joined, dist.all_gather_into_tensor(joined, x, group=self.group, async_op=True), x)
+        return Pending(joined, getattr(dist, GATHER)(joined, x, group=self.group, async_op=True), x)
 
     def start_reduce_scatter(self, x: Tensor, out: Tensor | None = None) -> Pending:
         """The sum over ranks of (size t, ...), of which each rank gets its part (t, ...), in `out` if it is given."""
@@ -53,7 +62,7 @@ class Axis:
             return Pending(x, None, x)
         x = x.contiguous()
         part = x.new_empty((len(x) // self.size, *x.shape[1:])) if out is None else out
-        return Pending(part, dist.reduce_scatter_tensor(part, x, group=self.group, async_op=True), x)
+        return Pending(part, getattr(dist, REDUCE_SCATTER)(part, x, group=self.group, async_op=True), x)
 
     def gather(self, x: Tensor) -> Tensor:
         """As `start_gather`, waited for."""
