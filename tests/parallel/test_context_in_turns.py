@@ -52,7 +52,7 @@ def arrivals(case: Case, rank: int) -> list[tuple[Tensor, list[Piece]]]:
     given = plan.attention.keywords
     if case.method == "gather":
         return [(torch.arange(case.seq_len, device=case.device), given["pieces"])]
-    return [(held(case, (rank - hop) % RANKS), [piece]) for hop, piece in enumerate(given["hops"])]
+    return [(held(case, (rank - number) % RANKS), [hop.piece]) for number, hop in enumerate(given["hops"])]
 
 
 def held(case: Case, rank: int) -> Tensor:

@@ -55,15 +55,28 @@ class Running:
 
     def __init__(self, q_bhne: Tensor) -> None:
         wide = torch.promote_types(q_bhne.dtype, torch.float32)
-        self.out_bhne = torch.zeros_like(q_bhne, dtype=wide)
-        self.lse_bhn = self.out_bhne.new_full(q_bhne.shape[:-1], float("-inf"))
+        self.out_bhne = torch.empty_like(q_bhne, dtype=wide)
+        self.lse_bhn = self.out_bhne.new_empty(q_bhne.shape[:-1])
+        self.begun = False
 
     def add(self, pieces: Iterable[Piece], q_bhne: Tensor, k_bgme: Tensor, v_bgme: Tensor) -> None:
         """See more keys."""
         for piece in pieces:
             rows, keys = (slice(None), slice(None), piece.queries), (slice(None), slice(None), piece.keys)
             out, lse = forward(q_bhne[rows], k_bgme[keys], v_bgme[keys], piece.mask)
-            merge_(self.out_bhne[rows], self.lse_bhn[rows], out, lse)
+            if self.begun:
+                merge_(self.out_bhne[rows], self.lse_bhn[rows], out, lse)
+            else:
+                self._begin(piece.queries, out, lse)
+
+    def _begin(self, queries: slice, out: Tensor, lse: Tensor) -> None:
+        """With the first piece there is nothing to merge; queries beyond it have seen no key yet."""
+        if queries != ALL:
+            self.out_bhne.zero_()
+            self.lse_bhn.fill_(float("-inf"))
+        self.out_bhne[:, :, queries].copy_(out)
+        self.lse_bhn[:, :, queries].copy_(lse)
+        self.begun = True
 
 
 class Gradients:
@@ -71,17 +84,29 @@ class Gradients:
 
     def __init__(self, dout_bhne: Tensor, q_bhne: Tensor, out_bhne: Tensor, lse_bhn: Tensor) -> None:
         self.dout, self.q, self.out, self.lse = dout_bhne, q_bhne, out_bhne, lse_bhn
-        self.dq_bhne = torch.zeros_like(q_bhne, dtype=torch.promote_types(q_bhne.dtype, torch.float32))
+        self.dq_bhne = torch.empty_like(q_bhne, dtype=torch.promote_types(q_bhne.dtype, torch.float32))
+        self.begun = False
 
     def add(self, pieces: Iterable[Piece], k_bgme: Tensor, v_bgme: Tensor, dk_bgme: Tensor, dv_bgme: Tensor) -> None:
         """Add what `pieces` give to the gradients of the queries, of these keys and of these values."""
         for piece in pieces:
-            rows, keys = (slice(None), slice(None), piece.queries), (slice(None), slice(None), piece.keys)
-            dout, q, out, lse = (x[rows] for x in (self.dout, self.q, self.out, self.lse))
-            dq, dk, dv = backward(dout, q, k_bgme[keys], v_bgme[keys], out, lse, piece.mask)
+            dk, dv = self.of(piece, k_bgme, v_bgme)
+            dk_bgme[:, :, piece.keys] += dk
+            dv_bgme[:, :, piece.keys] += dv
+
+    def of(self, piece: Piece, k_bgme: Tensor, v_bgme: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the piece's keys and values, in the kernel's format; the queries' is added."""
+        rows, keys = (slice(None), slice(None), piece.queries), (slice(None), slice(None), piece.keys)
+        dout, q, out, lse = (x[rows] for x in (self.dout, self.q, self.out, self.lse))
+        dq, dk, dv = backward(dout, q, k_bgme[keys], v_bgme[keys], out, lse, piece.mask)
+        if self.begun:
             self.dq_bhne[rows] += dq
-            dk_bgme[keys] += dk
-            dv_bgme[keys] += dv
+        else:
+            if piece.queries != ALL:
+                self.dq_bhne.zero_()
+            self.dq_bhne[rows].copy_(dq)
+            self.begun = True
+        return dk, dv
 
 
 @compiled_on_cuda

@@ -22,7 +22,7 @@ from torch import Tensor
 from fivefold.kernels.attention import Rows, attend, attention_mask, slopes_like
 from fivefold.parallel.axis import Axis
 from fivefold.parallel.context_gather import gather_attention, gather_pieces
-from fivefold.parallel.context_ring import ring_attention, ring_pieces
+from fivefold.parallel.context_ring import ring_attention, ring_hops
 from fivefold.parallel.context_ulysses import ulysses_attention
 
 Method = Literal["ring", "gather", "ulysses"]
@@ -68,7 +68,7 @@ def plan_attention(
     held = [_positions_of(rank, seq_len, axis.size, method, hidden.device) for rank in range(axis.size)]
     if method == "ring":
         rows = [_rows(positions_s, documents_bS) for positions_s in held]
-        return ContextPlan(partial(ring_attention, axis=axis, hops=ring_pieces(axis, hidden, rows, slopes_h)))
+        return ContextPlan(partial(ring_attention, axis=axis, hops=ring_hops(axis, hidden, rows, slopes_h)))
     every = Rows(torch.arange(seq_len, device=hidden.device), documents_bS)
     pieces = gather_pieces(axis, hidden, _rows(held[axis.rank], documents_bS), every, slopes_h)
     return ContextPlan(partial(gather_attention, axis=axis, pieces=pieces, held_S=torch.cat(held)))

@@ -3,7 +3,8 @@
 What is split: the positions; rank r holds chunks r and 2 cp - 1 - r of 2 cp, so that of what comes from another rank
 half is seen, whichever it is: all queries see the first half of an earlier rank's keys, the second half of the queries
 all of a later rank's. Which collective: a send to the next rank and a receive from the one before, cp - 1 times
-forward; backward they travel again, and the gradients of keys and values with them, one hop more, home.
+forward; backward they travel again, and what each rank finds for the gradients of keys and values goes straight home to
+their owner, who adds up in at least fp32.
 Sources: Liu et al. 2023 (Ring Attention); Brandon et al. 2023 (Striped Attention: why a contiguous cut waits).
 """
 
@@ -24,8 +25,18 @@ from fivefold.kernels.partial_attention import ALL, Gradients, Piece, Running, W
 from fivefold.parallel.axis import Axis
 
 
-def ring_pieces(axis: Axis, like: Tensor, rows: list[Rows], slopes_h: Tensor | None) -> list[Piece]:
-    """What this rank attends to at each hop; rows[r] are those of rank r.
+@dataclass(frozen=True)
+class Hop:
+    """What is attended to after so many steps around the ring."""
+
+    piece: Piece
+    """Of the keys of the rank so many before."""
+    attended: slice
+    """Which of this rank's keys the rank so many further on attends to, whose gradients then come home."""
+
+
+def ring_hops(axis: Axis, like: Tensor, rows: list[Rows], slopes_h: Tensor | None) -> list[Hop]:
+    """The hops of this rank; rows[r] are those of rank r.
 
     Documents and ALiBi take masks of all local queries and all keys at hand: on a GPU blocks that are not seen cost
     nothing, and one shape means one compiled kernel.
@@ -33,13 +44,19 @@ def ring_pieces(axis: Axis, like: Tensor, rows: list[Rows], slopes_h: Tensor | N
     mine = rows[axis.rank]
     senders = [(axis.rank - hop) % axis.size for hop in range(axis.size)]
     if not is_plain(like, mine.documents_bs, slopes_h):
-        return [Piece(ALL, ALL, mask_between(like, mine, rows[sender], slopes_h)) for sender in senders]
+        masks = [mask_between(like, mine, rows[sender], slopes_h) for sender in senders]
+        return [Hop(Piece(ALL, ALL, mask), attended=ALL) for mask in masks]
     half = len(mine.positions_s) // 2
     earlier, later = Piece(ALL, slice(half), Whole()), Piece(slice(half, None), ALL, Whole())
-    return [Piece(ALL, ALL, Causal()), *(earlier if sender < axis.rank else later for sender in senders[1:])]
+    hops = [Hop(Piece(ALL, ALL, Causal()), attended=ALL)]
+    for hop, sender in enumerate(senders[1:], start=1):
+        receiver = (axis.rank + hop) % axis.size
+        attended = earlier.keys if axis.rank < receiver else later.keys
+        hops.append(Hop(earlier if sender < axis.rank else later, attended))
+    return hops
 
 
-def ring_attention(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, axis: Axis, hops: list[Piece]) -> Tensor:
+def ring_attention(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, axis: Axis, hops: list[Hop]) -> Tensor:
     """Attention over the keys of all ranks -> (b, s, h, e)."""
     return _Ring.apply(q_bshe, k_bsge, v_bsge, axis, hops)
 
@@ -48,14 +65,14 @@ class _Ring(torch.autograd.Function):
     """Keeps this rank's q, k, v, output and log-sum-exp."""
 
     @staticmethod
-    def forward(ctx: Any, q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, axis: Axis, hops: list[Piece]) -> Tensor:
+    def forward(ctx: Any, q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, axis: Axis, hops: list[Hop]) -> Tensor:
         q_bshe = q_bshe.contiguous()
         kv_2bsge = torch.stack((k_bsge, v_bsge))
         running = Running(q_bshe.transpose(1, 2))
         here_2bsge = kv_2bsge
-        for hop, piece in enumerate(hops):
-            arriving = _send_on(here_2bsge, axis) if hop + 1 < axis.size else None
-            running.add([piece], q_bshe.transpose(1, 2), *here_2bsge.transpose(2, 3))
+        for number, hop in enumerate(hops, start=1):
+            arriving = _exchange(here_2bsge, axis, hops=1) if number < axis.size else None
+            running.add([hop.piece], q_bshe.transpose(1, 2), *here_2bsge.transpose(2, 3))
             if arriving is not None:
                 here_2bsge = arriving.wait()
         out_bshe = running.out_bhne.transpose(1, 2).to(q_bshe.dtype)
@@ -70,24 +87,26 @@ class _Ring(torch.autograd.Function):
         axis: Axis = ctx.axis
         dout_bhse, q_bhse, out_bhse = (x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe))
         gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs)
-        here_2bsge, coming_home = kv_2bsge, None
-        for hop, piece in enumerate(ctx.hops):
-            arriving = _send_on(here_2bsge, axis) if hop + 1 < axis.size else None
-            dkv_2bsge = torch.zeros_like(here_2bsge, dtype=gradients.dq_bhne.dtype)
-            gradients.add([piece], *here_2bsge.transpose(2, 3), *dkv_2bsge.transpose(2, 3))
-            if coming_home is not None:  # what the ranks before have added for the same keys
-                dkv_2bsge += coming_home.wait()
-            coming_home = _send_on(dkv_2bsge, axis)
+        here_2bsge, homeward = kv_2bsge, []
+        for number, hop in enumerate(ctx.hops):
+            arriving = _exchange(here_2bsge, axis, hops=1) if number + 1 < axis.size else None
+            dkv_2bgme = torch.stack(gradients.of(hop.piece, *here_2bsge.transpose(2, 3)))
+            if number == 0:
+                own_2bgse = dkv_2bgme.to(gradients.dq_bhne.dtype)
+            else:
+                home_2bgme = torch.empty_like(own_2bgse[:, :, :, hop.attended], dtype=dkv_2bgme.dtype)
+                homeward.append((hop.attended, _exchange(dkv_2bgme, axis, hops=-number, result=home_2bgme)))
             if arriving is not None:
                 here_2bsge = arriving.wait()
-        assert coming_home is not None
-        dk_bsge, dv_bsge = coming_home.wait().to(kv_2bsge.dtype)
+        for attended, coming in homeward:
+            own_2bgse[:, :, :, attended] += coming.wait()
+        dk_bsge, dv_bsge = own_2bgse.to(kv_2bsge.dtype).transpose(2, 3)
         return gradients.dq_bhne.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None
 
 
 @dataclass(frozen=True)
 class _Travelling:
-    """A tensor on its way from the rank before, while this rank's goes to the next."""
+    """A tensor on its way here from one rank, while this rank's goes to another."""
 
     result: Tensor
     works: list[dist.Work]
@@ -100,9 +119,10 @@ class _Travelling:
         return self.result
 
 
-def _send_on(x: Tensor, axis: Axis) -> _Travelling:
-    result = torch.empty_like(x)
-    following, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
-    sends = dist.P2POp(dist.isend, x, group=axis.group, group_peer=following)
+def _exchange(x: Tensor, axis: Axis, hops: int, result: Tensor | None = None) -> _Travelling:
+    """Send `x` to the rank so many hops further on, and receive from the one as many before, in `result` if given."""
+    result = torch.empty_like(x) if result is None else result
+    further, before = (axis.rank + hops) % axis.size, (axis.rank - hops) % axis.size
+    sends = dist.P2POp(dist.isend, x, group=axis.group, group_peer=further)
     receives = dist.P2POp(dist.irecv, result, group=axis.group, group_peer=before)
     return _Travelling(result, dist.batch_isend_irecv([sends, receives]), x)
