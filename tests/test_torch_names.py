@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import fivefold._torch as names
@@ -62,6 +62,25 @@ def test_local_offsets_say_where_the_shard_of_a_rank_begins() -> None:
         tensor = DTensor.from_local(torch.zeros(2, 4), mesh, [Shard(0), Shard(1)], shape=(5, 7), stride=(7, 1))
         assert names.local_offsets(tensor) == (3, 0)
         assert torch.equal(whole[3:5, 0:4], whole.chunk(2, 0)[1].chunk(2, 1)[0])
+
+
+def test_a_dtensor_over_cpu_memory_leaves_it_there_though_its_mesh_is_of_gpus() -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    try:
+        mesh = DeviceMesh("cuda", [[0, 1], [2, 3]])
+        local = torch.arange(8.0).view(2, 4)
+        whole = names.dtensor_over(local, mesh, (Shard(0), Shard(1)), torch.Size((5, 7)), (7, 1))
+        assert whole.shape == (5, 7)
+        assert whole.to_local().data_ptr() == local.data_ptr()
+        assert whole.device.type == "cpu"
+        assert not whole.requires_grad
+        assert names.local_offsets(whole) == (3, 0)
+        whole.to_local()[0, 0] = -1.0
+        assert local[0, 0] == -1.0
+    finally:
+        dist.destroy_process_group()
 
 
 def test_divides_in_kernel_is_true_where_the_kernel_divides_and_skips() -> None:

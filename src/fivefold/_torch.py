@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.multiprocessing.reductions import StorageWeakRef as StorageReference
 
@@ -127,8 +130,22 @@ def pretended_rank(rank: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def without_memory() -> AbstractContextManager[object]:
-    """Tensors made inside have shape, format and device, and no memory; what is computed from them has neither."""
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Tensors made inside have shape, format and device, and no memory; what is computed from them has neither.
+
+    FSDP compares addresses when its parameters are replaced, and torch 2.11 warns that such tensors have none.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor", category=UserWarning)
+        yield
+
+
+def dtensor_over(
+    local: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, strides: tuple[int, ...]
+) -> DTensor:
+    """A DTensor over the memory of `local`, wherever that is: `DTensor.from_local` moves it to the mesh's device."""
+    spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, strides, local.dtype))
+    return DTensor(local, spec, requires_grad=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fivefold.config.run import Parallel
 from fivefold.data.loader import Step
-from fivefold.optim.optimizer import ShardedOptimizer
+from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.mesh import Mesh, mesh_of
 from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model, load_initial_weights
@@ -45,7 +45,7 @@ class Rank:
         self.state = sharded_parameters(self.model, self.mesh)
         load_initial_weights(self.state, run, lambda kind, fields: None)
         randomize_vectors({name: each.whole for name, each in self.state.items()})
-        self.optimizer = ShardedOptimizer(self.state, OPTIM)
+        self.optimizer = optimizer_for(self.state, OPTIM, run.offload)
         self.gradients: Pieces = {}
         self._update = self.optimizer.step
         self.optimizer.step = self._seen_update  # type: ignore[method-assign]

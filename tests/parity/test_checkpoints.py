@@ -1,6 +1,6 @@
 """A checkpoint that one layout saved is loaded by every other, weights and optimizer state byte for byte.
 
-Eight layouts of four processes, each with weights of its own, so that nothing is right by being there already; and
+Layouts of four processes, each with weights of its own, so that nothing is right by being there already; and
 tensors of which some ranks hold nothing, over other numbers of ranks.
 """
 
@@ -10,7 +10,7 @@ import torch
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.checkpoint.find import open_checkpoint
 from fivefold.checkpoint.load import read_full
-from fivefold.optim.optimizer import ShardedOptimizer
+from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model
 from fivefold.train.job import state_tensors
@@ -27,6 +27,8 @@ FOUR = [
     Case("llama-two-layers", dp=4, replicate=2, zero=2),
     Case("llama-two-layers", dp=4, zero=0),
     Case("llama-two-layers", tp=2, dp=2, recompute="full"),
+    Case("llama-two-layers", dp=4, zero=2, offload=("optimizer",)),
+    Case("llama-two-layers", tp=2, dp=2, zero=3, offload=("optimizer", "parameters")),
 ]
 NARROW = [
     Case("narrow", dp=4, zero=3),
@@ -51,7 +53,7 @@ def load_each(case, folders):
     """This rank's pieces of all that each checkpoint holds, loaded into a model that was filled with something else."""
     mesh = mesh_for(case.parallel)
     model = build_model(case.run, mesh)
-    optimizer = ShardedOptimizer(sharded_parameters(model, mesh), OPTIM)
+    optimizer = optimizer_for(sharded_parameters(model, mesh), OPTIM, case.offload)
     tensors = state_tensors(optimizer.parameters, optimizer.materialize())
     loaded = []
     for folder in folders:

@@ -33,44 +33,44 @@ class ShardedOptimizer:
 
     def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim) -> None:
         self.parameters = parameters
-        self.local = {name: nn.Parameter(p.local) for name, p in parameters.items()}
-        matrices = [self.local[name] for name, p in parameters.items() if len(p.shape) >= 2]
-        vectors = [self.local[name] for name, p in parameters.items() if len(p.shape) < 2]
-        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.inner = find("optimizers", optim.name, OPTIMIZERS)([g for g in groups if g["params"]], optim)
+        self.local = {name: nn.Parameter(self.memory(p)) for name, p in parameters.items()}
+        self.inner: dict[str, torch.optim.Optimizer] = {}
+        for names in self.updated_together():
+            self.inner |= dict.fromkeys(names, self._optimizer_of(names, optim))
+
+    def memory(self, parameter: ShardedParameter) -> Tensor:
+        """Where this rank's piece of a parameter is updated: in place."""
+        return parameter.local
+
+    def updated_together(self) -> list[list[str]]:
+        """The parameters, divided into those that one of torch's optimizers updates: all."""
+        return [list(self.parameters)]
 
     def gradients(self) -> list[Tensor]:
         """This rank's piece of each parameter's gradient, in the order of `parameters`; zeros where there is none."""
         return [
-            torch.zeros_like(self.local[name]) if p.parameter.grad is None else local_part(p.parameter.grad)
-            for name, p in self.parameters.items()
+            torch.zeros_like(p.local) if p.parameter.grad is None else local_part(p.parameter.grad)
+            for p in self.parameters.values()
         ]
 
     def step(self, gradients: list[Tensor], lr: float, norm: Tensor, clip: float | None) -> None:
         """Update with gradients scaled down to a global norm of `clip`; nothing at all if `norm` is not finite."""
-        for group in self.inner.param_groups:
-            group["lr"] = lr
-        for local, gradient in zip(self.local.values(), gradients, strict=True):
-            local.grad = gradient
-        excess = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
-        if divides_in_kernel(self.inner):
-            self._fused_step(gradients, excess, norm)
-        elif torch.isfinite(norm):
-            foreach_mul_(gradients, 1.0 / excess)
-            self.inner.step()
+        self.update(list(self.parameters), gradients, lr, norm.to(gradients[0].device), clip)
         self.zero_grad()
 
-    def _fused_step(self, gradients: list[Tensor], excess: Tensor, norm: Tensor) -> None:
-        """The kernel divides by `grad_scale` and leaves all as it is where `found_inf` is 1: no wait for the device.
-
-        `grad_scale` is fp32, so fp64 gradients are divided beforehand.
-        """
-        exact = gradients[0].dtype == torch.float64
-        if exact:
+    def update(self, names: list[str], gradients: list[Tensor], lr: float, norm: Tensor, clip: float | None) -> None:
+        """Update those that are updated together, on their device, where gradients and norm must be."""
+        inner = self.inner[names[0]]
+        for group in inner.param_groups:
+            group["lr"] = lr
+        for name, gradient in zip(names, gradients, strict=True):
+            self.local[name].grad = gradient
+        excess = torch.ones_like(norm) if clip is None else (norm / clip).clamp(min=1.0)
+        if divides_in_kernel(inner):
+            _fused_step(inner, gradients, excess, norm)
+        elif torch.isfinite(norm):
             foreach_mul_(gradients, 1.0 / excess)
-        self.inner.grad_scale = None if exact else excess.float()  # type: ignore[attr-defined]
-        self.inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
-        self.inner.step()
+            inner.step()
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -83,17 +83,38 @@ class ShardedOptimizer:
         return {
             f"{kind}.{name}": self.parameters[name].like(value) if value.ndim else value
             for name, local in self.local.items()
-            for kind, value in self.inner.state.get(local, {}).items()
+            for kind, value in self.inner[name].state.get(local, {}).items()
             if isinstance(value, Tensor)
         }
 
     def materialize(self) -> dict[str, Tensor]:
         """`state()`, allocated if it was not there yet; its values are then meaningless and must be loaded."""
-        kept = [local.detach().clone() for local in self.local.values()]
-        for local in self.local.values():
-            local.grad = torch.zeros_like(local)
-        self.inner.step()
-        for local, value in zip(self.local.values(), kept, strict=True):
-            local.detach().copy_(value)
-        self.zero_grad()
+        for names in self.updated_together():
+            pieces = [self.local[name] for name in names]
+            kept = [local.detach().clone() for local in pieces]
+            for local in pieces:
+                local.grad = torch.zeros_like(local)
+            self.inner[names[0]].step()
+            for local, value in zip(pieces, kept, strict=True):
+                local.detach().copy_(value)
+                local.grad = None
         return self.state()
+
+    def _optimizer_of(self, names: list[str], optim: Optim) -> torch.optim.Optimizer:
+        matrices = [self.local[name] for name in names if len(self.parameters[name].shape) >= 2]
+        vectors = [self.local[name] for name in names if len(self.parameters[name].shape) < 2]
+        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        return find("optimizers", optim.name, OPTIMIZERS)([group for group in groups if group["params"]], optim)
+
+
+def _fused_step(inner: torch.optim.Optimizer, gradients: list[Tensor], excess: Tensor, norm: Tensor) -> None:
+    """The kernel divides by `grad_scale` and leaves all as it is where `found_inf` is 1: no wait for the device.
+
+    `grad_scale` is fp32, so fp64 gradients are divided beforehand.
+    """
+    exact = gradients[0].dtype == torch.float64
+    if exact:
+        foreach_mul_(gradients, 1.0 / excess)
+    inner.grad_scale = None if exact else excess.float()  # type: ignore[attr-defined]
+    inner.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
+    inner.step()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from fivefold._torch import dtensor_over
 from fivefold.parallel.mesh import Mesh
 
 
@@ -52,9 +53,12 @@ class ShardedParameter:
         return self.like(self.local)
 
     def like(self, local: Tensor) -> DTensor:
-        """`local`, which belongs to this rank's piece element by element, as a tensor of the global shape."""
+        """`local`, which belongs to this rank's piece element by element, as a tensor of the global shape.
+
+        It may be in CPU memory, as may the piece itself.
+        """
         strides = torch.empty(self.shape, device="meta").stride()
-        return DTensor.from_local(local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=strides)
+        return dtensor_over(local, self.mesh, self.placements, self.shape, strides)
 
 
 def sharded_parameters(model: nn.Module, mesh: Mesh) -> dict[str, ShardedParameter]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from fivefold.config.run import Precision
 from fivefold.parallel.mesh import Mesh
@@ -34,17 +34,23 @@ def reduce_dtype(precision: Precision) -> torch.dtype:
     return master_dtype(precision) if precision.reduce == "auto" else DTYPES[precision.reduce]
 
 
-def shard_data_parallel(model: nn.Module, mesh: Mesh, stage: int, precision: Precision) -> None:
+def shard_data_parallel(
+    model: nn.Module, mesh: Mesh, stage: int, precision: Precision, offload_parameters: bool = False
+) -> None:
     """Wrap `model` in place: each of its `layers` is a unit, so are an untied embedding and head, the rest is one.
 
     stage 0 replicates; 1 shards, gathers once and reduces once a step; 2 reduces each microbatch; 3 also gathers each
     time a block is used. Gradients come out as sums over ranks, not means: the loss is already divided by the step's
     number of labels. (One rank has nothing to divide, and dividing by 1 would read and write every gradient.)
+
+    With `offload_parameters` the pieces live in CPU memory, where the caller must allocate them, and so do their
+    gradients; a unit's travel to the device when it is gathered.
     """
+    pieces = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if offload_parameters else OffloadPolicy()
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[precision.compute], reduce_dtype=reduce_dtype(precision))
     ranks = mesh.dense["replicate", "shard"] if mesh.replicas > 1 else mesh.dense["shard"]
     for part in _units(model):
-        fully_shard(part, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3)
+        fully_shard(part, mesh=ranks, mp_policy=policy, reshard_after_forward=stage == 3, offload_policy=pieces)
     if ranks.size() > 1:
         for unit in sharded_units(model):
             unit.set_gradient_divide_factor(1.0)

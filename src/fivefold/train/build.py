@@ -19,7 +19,8 @@ from fivefold.pipeline.stages import stage_layers
 
 
 def build_model(run: Run, mesh: Mesh) -> nn.Module:
-    """This rank's part of the model, sharded, on its device; its weights are not set yet.
+    """This rank's part of the model, sharded, on its device or, if the run says so, in CPU memory; its weights are not
+    set yet.
 
     Raises UserError if the family cannot be split as the layout asks.
     """
@@ -32,8 +33,9 @@ def build_model(run: Run, mesh: Mesh) -> nn.Module:
     with torch.device("meta"):
         model = chosen.build(run.model, part)
     model.to(master_dtype(run.precision))
-    shard_data_parallel(model, mesh, run.parallel.zero, run.precision)
-    model.to_empty(device=mesh.device)
+    in_cpu_memory = "parameters" in run.offload
+    shard_data_parallel(model, mesh, run.parallel.zero, run.precision, in_cpu_memory)
+    model.to_empty(device="cpu" if in_cpu_memory else mesh.device)
     return model.train()
 
 

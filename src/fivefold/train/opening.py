@@ -20,6 +20,7 @@ from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order
 from fivefold.errors import RunError, UserError
 from fivefold.observe.observer import Observer, SilentObserver, open_observer
+from fivefold.optim.offload import optimizer_for
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import sharded_parameters
@@ -121,7 +122,7 @@ def _model(
     """The model and its optimizer, as they were when the checkpoint was saved, or new."""
     model = build_model(start.run, mesh)
     parameters = sharded_parameters(model, mesh)
-    optimizer = ShardedOptimizer(parameters, start.run.optim)
+    optimizer = optimizer_for(parameters, start.run.optim, start.run.offload)
     if start.found is None:
         load_initial_weights(parameters, start.run, lambda *event: reports.put(event))
     else:
