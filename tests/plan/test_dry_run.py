@@ -259,10 +259,19 @@ def test_the_terminal_shows_role_layers_parameters_and_sizes() -> None:
 
 
 def test_sizes_say_what_lies_in_cpu_memory_and_how_long_gathered_things_live() -> None:
-    offloaded = small_run(dp=2, zero=3).model_copy(update={"offload": ["optimizer", "parameters"]})
-    text = "\n".join(plan(offloaded).build_rank(0).lines())
-    assert text.count("in CPU memory") == 2
-    assert text.count("one unit (layer, embedding or head) at a time") == 2
+    def sizes(offload: list[str]) -> dict[str, str]:
+        lines = plan(small_run(dp=2, zero=3).model_copy(update={"offload": offload})).build_rank(0).lines()
+        return {line.split("  ")[0]: line.rsplit("  ")[-1].strip() for line in lines if "iB" in line}
+
+    one_by_one = dict.fromkeys(
+        ("gathered weights", "unreduced gradients"), "one unit (layer, embedding or head) at a time"
+    )
+    here = "in CPU memory"
+    assert one_by_one.items() <= sizes([]).items()
+    assert here not in sizes(["activations"]).values()
+    everything = {"weights": here, "gradients": here, "moments": here}
+    assert sizes(["optimizer", "parameters", "activations"]) == everything | one_by_one
+    assert sizes(["optimizer"]).items() >= {"weights": "and a copy in CPU memory", "moments": here}.items()
     kept = "\n".join(plan(small_run(dp=2, zero=1)).build_rank(0).lines())
     assert kept.count("through the step") == 2
     whole_batch = small_run(dp=2).batch.model_copy(update={"micro_size": 24})

@@ -6,7 +6,7 @@ memory. So a laptop builds any rank of 16,384. The only module of this room that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
@@ -141,15 +141,11 @@ class RankBuild:
         sizes, zero, batch = self.bytes, self.run.parallel.zero, self.run.batch
         accumulates = batch.global_size > batch.micro_size * self.grid.dp
         unit, step = "one unit (layer, embedding or head) at a time", "through the step"
-        in_cpu = dict.fromkeys(self.run.offload, "in CPU memory")
-        remarks = {
-            "weights": in_cpu.get("parameters", ""),
-            "gradients": "",
-            "moments": in_cpu.get("optimizer", ""),
+        remarks = _in_cpu_memory(self.run.offload) | {
             "gathered_weights": unit if zero == 3 else step,
             "unreduced_gradients": step if self.grid.pp > 1 or (zero < 2 and accumulates) else unit,
         }
-        rows = [(kind.replace("_", " "), say_bytes(sizes[kind]), remark) for kind, remark in remarks.items()]
+        rows = [(kind.replace("_", " "), say_bytes(size), remarks.get(kind, "")) for kind, size in sizes.items()]
         return table_lines([("here", "size", ""), *rows])
 
 
@@ -161,7 +157,7 @@ def build_rank(run: Run, grid: Grid, notes: tuple[str, ...], rank: int) -> RankB
     with pretended_rank(rank, grid.world):
         mesh = mesh_of(run.parallel, CPU)
         part = part_of(run, mesh)
-        model = build_model(run, replace(mesh, device=META))
+        model = build_model(_in_no_memory(run), replace(mesh, device=META))
         with without_memory():
             model.to_empty(device=CPU)
             parameters = sharded_parameters(model, mesh)
@@ -171,6 +167,19 @@ def build_rank(run: Run, grid: Grid, notes: tuple[str, ...], rank: int) -> RankB
     if run.model.tied and part.last and not part.first:
         notes = (*notes, "the last stage's copy of the tied embedding is not among its parameters")
     return RankBuild(run, grid, rank, part.layers_of(run.model), held, notes)
+
+
+def _in_cpu_memory(offload: Collection[str]) -> dict[str, str]:
+    """Which of the sizes are of CPU memory."""
+    there = "in CPU memory"
+    if "parameters" in offload:
+        return dict.fromkeys(("weights", "gradients", "moments"), there)
+    return {"weights": "and a copy in CPU memory", "moments": there} if "optimizer" in offload else {}
+
+
+def _in_no_memory(run: Run) -> Run:
+    """The run with its parameters where the mesh says, which here is nowhere, and not in CPU memory."""
+    return run.model_copy(update={"offload": [kept for kept in run.offload if kept != "parameters"]})
 
 
 def _moments(state: Mapping[str, Tensor]) -> dict[str, dict[str, int]]:
