@@ -15,30 +15,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torchtitan.protocols.train_spec as specs
-from torchtitan.components.tokenizer import BaseTokenizer
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
-from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
-from torchtitan.train import Trainer, main
 
 VOCAB = 128_256
-
-
-class NoTokenizer(BaseTokenizer):
-    """torchtitan asks for a tokenizer; random tokens need its vocabulary's size alone."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-        self.eos_id = 0
-
-    def encode(self, *_: Any, **__: Any) -> list[int]:
-        return []
-
-    def decode(self, *_: Any, **__: Any) -> str:
-        return ""
-
-    def get_vocab_size(self) -> int:
-        return VOCAB
+FLAGS = (
+    "--model.name=llama3",
+    "--model.flavor=dense16",
+    "--training.steps=25",
+    "--training.local_batch_size=1",
+    "--metrics.log_freq=5",
+)
 
 
 def random_sequences(dataset: Any) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -55,19 +40,45 @@ def take_length_alone(
     dataset.seq_len = seq_len
 
 
-llama3_args["dense16"] = TransformerModelArgs(
-    dim=4096, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024, rope_theta=500_000
-)
-HuggingFaceTextDataset.__init__ = take_length_alone
-HuggingFaceTextDataset.__iter__ = random_sequences
-HuggingFaceTextDataset.state_dict = lambda dataset: {}
-HuggingFaceTextDataset.load_state_dict = lambda dataset, state: None
-spec = specs.get_train_spec("llama3")
-spec.build_tokenizer_fn = NoTokenizer
-specs.register_train_spec("llama3", spec)  # what is registered goes before what torchtitan brings
+def prepare() -> None:
+    """Give torchtitan the model and the tokens."""
+    import torchtitan.protocols.train_spec as specs
+    from torchtitan.components.tokenizer import BaseTokenizer
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
+    from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+
+    class NoTokenizer(BaseTokenizer):
+        """torchtitan asks for a tokenizer; random tokens need its vocabulary's size alone."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+            self.eos_id = 0
+
+        def encode(self, *_: Any, **__: Any) -> list[int]:
+            return []
+
+        def decode(self, *_: Any, **__: Any) -> str:
+            return ""
+
+        def get_vocab_size(self) -> int:
+            return VOCAB
+
+    llama3_args["dense16"] = TransformerModelArgs(
+        dim=4096, n_layers=16, n_heads=32, n_kv_heads=8, ffn_dim_multiplier=1.3, multiple_of=1024, rope_theta=500_000
+    )
+    HuggingFaceTextDataset.__init__ = take_length_alone
+    HuggingFaceTextDataset.__iter__ = random_sequences
+    HuggingFaceTextDataset.state_dict = lambda dataset: {}
+    HuggingFaceTextDataset.load_state_dict = lambda dataset, state: None
+    spec = specs.get_train_spec("llama3")
+    spec.build_tokenizer_fn = NoTokenizer
+    specs.register_train_spec("llama3", spec)  # what is registered goes before what torchtitan brings
+
 
 if __name__ == "__main__":
-    flags = ["--model.name=llama3", "--model.flavor=dense16", "--training.steps=25", "--training.local_batch_size=1"]
-    flags += ["--metrics.log_freq=5", f"--job.dump_folder={tempfile.mkdtemp()}"]
-    sys.argv[1:] = [*flags, *sys.argv[1:]]
+    # torchtitan reads the flags when it is imported.
+    sys.argv[1:] = [*FLAGS, f"--job.dump_folder={tempfile.mkdtemp()}", *sys.argv[1:]]
+    prepare()
+    from torchtitan.train import Trainer, main
+
     main(Trainer)
