@@ -29,7 +29,14 @@ PATIENCE_S = 120.0
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
-    ["fivefold.train.loop", "tests.ranks", "tests.parity.rank", "tests.checkpoint.crew", "tests.checkpoint.example"]
+    [
+        "fivefold.train.loop",
+        "torch._dynamo",  # which FSDP imports at its first use: more than a second of each process
+        "tests.ranks",
+        "tests.parity.rank",
+        "tests.checkpoint.crew",
+        "tests.checkpoint.example",
+    ]
 )
 
 kept: dict[Any, Any] = {}

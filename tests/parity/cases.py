@@ -135,6 +135,7 @@ def batch(step: int, packed: bool, vocab: int) -> Batch:
     """The batch of a step: sequences have from none to all labels, documents of every length from 1."""
     generator = torch.Generator().manual_seed(step)
     rows = torch.randint(0, vocab, (GLOBAL_SIZE, SEQ_LEN + 1), generator=generator)
+    rows[:, ::3] = edges(vocab)[rows[:, ::3] % len(edges(vocab))]
     labels_bs = rows[:, 1:].clone()
     for row, count in enumerate(LABELS):
         labels_bs[row, count:] = IGNORE
@@ -144,6 +145,12 @@ def batch(step: int, packed: bool, vocab: int) -> Batch:
         starts[:, 0] = False
         documents_bs = starts.cumsum(dim=1).to(torch.int32)
     return Batch(rows[:, :-1].clone(), labels_bs, documents_bs)
+
+
+def edges(vocab: int) -> Tensor:
+    """The words at the ends of what 1 to 4 ranks have of a vocabulary, where a cut that is off by one is seen."""
+    cuts = {min(-(-vocab // ranks) * number, vocab) for ranks in (1, 2, 3, 4) for number in range(ranks + 1)}
+    return torch.tensor(sorted({word for cut in cuts for word in (cut - 1, cut) if 0 <= word < vocab}))
 
 
 def share_of(case: Case, step: int, dp_rank: int) -> Step:

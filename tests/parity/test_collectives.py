@@ -78,3 +78,26 @@ UNITS = MODELS["llama"].layers + 3
 def test_zero_1_gathers_and_reduces_each_unit_once_a_step_of_eight_microbatches(ranks, zero, gathers, reductions):
     counts = ranks.run(2, whole_step, Case("llama", dp=2, zero=zero, micro=1), 2)
     assert counts == [Counter({"all-gather": gathers, "reduce-scatter": reductions, "all-reduce": 1})] * 2
+
+
+def test_replicas_add_up_their_shards_once_a_step_however_often_the_shards_are_reduced(ranks):
+    case = Case("llama", dp=4, replicate=2, zero=2, micro=1)
+    expected = Counter({"all-gather": UNITS, "reduce-scatter": 4 * UNITS, "all-reduce": UNITS + 1})
+    assert ranks.run(4, whole_step, case, 2) == [expected] * 4
+
+
+UNIT_FORWARD, UNIT_BACKWARD = Counter({"all-gather": 1}), Counter({"reduce-scatter": 1})
+"""A layer's weights are sharded over cp too."""
+
+
+@pytest.mark.parametrize(
+    ("method", "forward", "backward"),
+    [
+        ("ring", {"exchange": 1}, {"exchange": 3}),  # keys and values; back again, and their gradients two hops
+        ("gather", {"all-gather": 1}, {"all-gather": 1, "reduce-scatter": 1}),
+        ("ulysses", {"all-to-all": 2}, {"all-to-all": 2}),
+    ],
+)
+def test_context_parallelism_talks_in_attention_alone(ranks, method, forward, backward):
+    found = of_a_layer(ranks, Case(SHORT[0], cp=2, method=method))
+    assert found == (UNIT_FORWARD + Counter(forward), UNIT_BACKWARD + Counter(backward))

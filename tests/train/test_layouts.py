@@ -1,6 +1,7 @@
 """`fivefold train` gives the same losses on any layout of four processes, and each goes on where another stopped."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,18 +12,17 @@ from tests.ranks import run_workers
 from tests.train.conftest import RUN_FILE, Trainer, write_tokens
 
 LAYOUTS = {
-    "tp4": "--parallel.tp 4",
-    "cp4 ring": "--parallel.cp 4",
-    "tp2 cp2": "--parallel.tp 2 --parallel.cp 2 --parallel.cp_method gather",
-    "tp2 dp2 zero3": "--parallel.tp 2 --parallel.zero 3",
-    "cp2 ulysses dp2": "--parallel.cp 2 --parallel.cp_method ulysses",
-    "dp4 replicate2 zero2": "--parallel.replicate 2 --parallel.zero 2",
-    "dp4 zero0": "--parallel.zero 0",
-    "tp2 dp2 recompute": "--parallel.tp 2 --recompute.mode full",
+    "tp4": "--parallel.tp 4 --batch.micro_size 8",
+    "cp4 ring": "--parallel.cp 4 --batch.micro_size 8",
+    "tp2 cp2 gather": "--parallel.tp 2 --parallel.cp 2 --parallel.cp_method gather --batch.micro_size 4",
+    "tp2 dp2 zero3": "--parallel.tp 2 --parallel.zero 3 --batch.micro_size 4",
+    "cp2 ulysses dp2": "--parallel.cp 2 --parallel.cp_method ulysses --batch.micro_size 2",
+    "dp4 replicate2 zero2": "--parallel.replicate 2 --parallel.zero 2 --batch.micro_size 1",
+    "dp4 zero0": "--parallel.zero 0 --batch.micro_size 2",
+    "tp2 dp2 recompute": "--parallel.tp 2 --recompute.mode full --batch.micro_size 4",
 }
 STOP, STEPS = 20, 25
-COMMON = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10 --checkpoint.every never"
-SAVED = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10 --checkpoint.every 20"
+COMMON = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10"
 
 
 def train_as_worker(file: Path, flags: list[str]) -> None:
@@ -38,20 +38,27 @@ class Runs:
         file = folder / "run.yaml"
         file.write_text(RUN_FILE.format(out=folder / "runs", data=write_tokens(folder / "tokens")))
         self.trainer = Trainer(file, folder / "runs", capture=None)  # type: ignore[arg-type]
-        self.work(1, "--name whole", COMMON)
-        for number, flags in enumerate(LAYOUTS.values()):
-            command = f"--name run{number} {SAVED} --stop-after {STOP} --nproc 4 {flags}"
-            self.trainer.run(*command.split())
+        self.work(1, f"--name whole --batch.micro_size 8 --checkpoint.every never {COMMON}")
+        self.whole = self.trainer.metrics("whole")
 
-    def work(self, world: int, *flags: str) -> None:
+    def work(self, world: int, flags: str) -> None:
         """Train in processes that have torch already."""
-        run_workers(world, self.folder, train_as_worker, self.trainer.file, " ".join(flags).split())
+        run_workers(world, self.folder, train_as_worker, self.trainer.file, flags.split())
 
-    def resume(self, number: int, world: int, flags: str) -> list[dict]:
-        """The lines of a copy of a run that went on, to its end, in another layout."""
-        name = f"run{number}-on-{world}"
-        shutil.copytree(self.trainer.out / f"run{number}", self.trainer.out / name)
-        self.work(world, f"--name {name}", COMMON, flags)
+    def stopped(self, layout: str) -> Path:
+        """The folder of a layout's run, which the command made when it was first asked for."""
+        name = layout.replace(" ", "-")
+        if not (self.trainer.out / name).exists():
+            flags = f"{COMMON} --checkpoint.every {STOP} --stop-after {STOP} --nproc 4 {LAYOUTS[layout]}"
+            self.trainer.run("--name", name, *flags.split())
+        return self.trainer.out / name
+
+    def resumed(self, layout: str, world: int, flags: str) -> list[dict]:
+        """The lines of a copy of a layout's run that went on, to its end, in another layout."""
+        origin = self.stopped(layout)
+        name = f"{origin.name}-on-{world}"
+        shutil.copytree(origin, self.trainer.out / name)
+        self.work(world, f"--name {name} --checkpoint.every never {COMMON} {flags}")
         return self.trainer.metrics(name)
 
 
@@ -70,17 +77,16 @@ def assert_same_figures(ours: list[dict], theirs: list[dict]) -> None:
             assert our[key] == pytest.approx(their[key], rel=1e-5 if "loss" in key else 1e-4), (our["step"], key)
 
 
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
-def test_the_command_gives_the_losses_of_one_process(runs, number):
-    assert_same_figures(runs.trainer.metrics(f"run{number}"), runs.trainer.metrics("whole")[: STOP + 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_command_gives_the_losses_of_one_process(runs, layout):
+    assert_same_figures(runs.trainer.metrics(runs.stopped(layout).name), runs.whole[: STOP + 1])
 
 
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
-def test_what_was_saved_goes_on_in_one_process(runs, number):
-    assert_same_figures(runs.resume(number, 1, ""), runs.trainer.metrics("whole"))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_was_saved_goes_on_in_one_process(runs, layout):
+    assert_same_figures(runs.resumed(layout, 1, "--batch.micro_size 8"), runs.whole)
 
 
-@pytest.mark.parametrize("number", range(len(LAYOUTS)), ids=LAYOUTS)
-def test_what_was_saved_goes_on_in_the_next_layout(runs, number):
-    following = [*LAYOUTS.values(), *LAYOUTS.values()][number + 1]
-    assert_same_figures(runs.resume(number, 4, following), runs.trainer.metrics("whole"))
+@pytest.mark.parametrize(("layout", "following"), pairwise([*LAYOUTS, next(iter(LAYOUTS))]))
+def test_what_was_saved_goes_on_in_the_next_layout(runs, layout, following):
+    assert_same_figures(runs.resumed(layout, 4, LAYOUTS[following]), runs.whole)
