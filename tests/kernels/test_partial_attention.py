@@ -49,12 +49,12 @@ def dense(queries: Rows, keys: Rows, alibi: bool) -> Dense:
 
 def in_pieces(pieces: list[Piece], q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
     """Output and gradients, put together from pieces."""
-    running = Running(q)
+    running = Running(q, len(pieces))
     running.add(pieces, q, k, v)
-    gradients = Gradients(dout, q, running.out_bhne.to(q.dtype), running.lse_bhn)
-    dk, dv = (torch.zeros_like(x, dtype=gradients.dq_bhne.dtype) for x in (k, v))
+    gradients = Gradients(dout, q, running.output.to(q.dtype), running.lse_bhn, len(pieces))
+    dk, dv = (torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (k, v))
     gradients.add(pieces, k, v, dk, dv)
-    return running.out_bhne, gradients.dq_bhne, dk, dv
+    return running.output, gradients.of_queries, dk, dv
 
 
 def at_once(
@@ -130,9 +130,9 @@ def test_a_query_that_sees_nothing_has_no_output_and_leaves_no_gradient() -> Non
 def test_nothing_seen_by_any_piece_merges_to_nothing() -> None:
     q, k, v, _ = example()
     nothing = Piece(ALL, ALL, Dense(torch.full((1, 1, 24, 24), float("-inf"), dtype=torch.float64)))
-    running = Running(q)
+    running = Running(q, 2)
     running.add([nothing, nothing], q, k, v)
-    assert not running.out_bhne.any()
+    assert not running.output.any()
     assert (running.lse_bhn == float("-inf")).all()
 
 

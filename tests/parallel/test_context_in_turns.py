@@ -30,17 +30,18 @@ def in_turns(case: Case) -> Tensors:
     for rank in range(RANKS):
         mine = held(case, rank)
         work = arrivals(case, rank)
-        running = Running(q[:, :, mine])
-        for keys, pieces in work:
-            running.add(pieces, q[:, :, mine], k[:, :, keys], v[:, :, keys])
-        out[:, :, mine] = running.out_bhne
-        gradients = Gradients(dout[:, :, mine], q[:, :, mine], running.out_bhne.to(q.dtype), running.lse_bhn)
-        for keys, pieces in work:
+        pieces = sum(len(each) for _, each in work)
+        running = Running(q[:, :, mine], pieces)
+        for keys, some in work:
+            running.add(some, q[:, :, mine], k[:, :, keys], v[:, :, keys])
+        out[:, :, mine] = running.output.to(out.dtype)
+        gradients = Gradients(dout[:, :, mine], q[:, :, mine], running.output.to(q.dtype), running.lse_bhn, pieces)
+        for keys, some in work:
             dk_here, dv_here = (torch.zeros_like(x[:, :, keys]) for x in (dk, dv))
-            gradients.add(pieces, k[:, :, keys], v[:, :, keys], dk_here, dv_here)
+            gradients.add(some, k[:, :, keys], v[:, :, keys], dk_here, dv_here)
             dk[:, :, keys] += dk_here
             dv[:, :, keys] += dv_here
-        dq[:, :, mine] = gradients.dq_bhne
+        dq[:, :, mine] = gradients.of_queries.to(dq.dtype)
     return named(*(x.transpose(1, 2) for x in (out, dq, dk, dv)))
 
 

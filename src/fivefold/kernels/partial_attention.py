@@ -50,42 +50,55 @@ class Piece:
 ALL = slice(None)
 
 
-class Running:
-    """The output of queries like q_bhne over the keys seen so far, in at least fp32."""
+def _begin(like_bhne: Tensor, queries: slice, first: Tensor, pieces: int) -> Tensor:
+    """What a sum over `pieces` begins with: its first piece, of some queries or of all.
 
-    def __init__(self, q_bhne: Tensor) -> None:
-        wide = torch.promote_types(q_bhne.dtype, torch.float32)
-        self.out_bhne = torch.empty_like(q_bhne, dtype=wide)
-        self.lse_bhn = self.out_bhne.new_empty(q_bhne.shape[:-1])
-        self.begun = False
+    It is kept in at least fp32, unless there are two pieces at most: they are added in fp32 and rounded once, to what
+    an fp32 sum would be rounded to.
+    """
+    dtype = first.dtype if pieces <= 2 else torch.promote_types(first.dtype, torch.float32)
+    if queries == ALL:
+        return first.to(dtype)
+    begun = torch.zeros_like(like_bhne, dtype=dtype)
+    begun[:, :, queries] = first
+    return begun
+
+
+class Running:
+    """The output of queries like q_bhne over the keys seen so far, which come in so many pieces."""
+
+    def __init__(self, q_bhne: Tensor, pieces: int) -> None:
+        self.pieces = pieces
+        self.like_bhne = q_bhne
+        self.out_bhne: Tensor | None = None
+        self.lse_bhn = q_bhne.new_empty(0)
 
     def add(self, pieces: Iterable[Piece], q_bhne: Tensor, k_bgme: Tensor, v_bgme: Tensor) -> None:
         """See more keys."""
         for piece in pieces:
             rows, keys = (slice(None), slice(None), piece.queries), (slice(None), slice(None), piece.keys)
             out, lse = forward(q_bhne[rows], k_bgme[keys], v_bgme[keys], piece.mask)
-            if self.begun:
+            if self.out_bhne is not None:
                 merge_(self.out_bhne[rows], self.lse_bhn[rows], out, lse)
-            else:
-                self._begin(piece.queries, out, lse)
+                continue
+            self.out_bhne = _begin(self.like_bhne, piece.queries, out, self.pieces)
+            self.lse_bhn = lse.new_full(self.like_bhne.shape[:-1], float("-inf"))
+            self.lse_bhn[rows] = lse
 
-    def _begin(self, queries: slice, out: Tensor, lse: Tensor) -> None:
-        """With the first piece there is nothing to merge; queries beyond it have seen no key yet."""
-        if queries != ALL:
-            self.out_bhne.zero_()
-            self.lse_bhn.fill_(float("-inf"))
-        self.out_bhne[:, :, queries].copy_(out)
-        self.lse_bhn[:, :, queries].copy_(lse)
-        self.begun = True
+    @property
+    def output(self) -> Tensor:
+        """The output over all keys that came, (b, h, n, e)."""
+        assert self.out_bhne is not None, "some keys came"
+        return self.out_bhne
 
 
 class Gradients:
-    """The gradient of the queries so far, in at least fp32, and what the gradients of any keys follow from."""
+    """The gradient of the queries so far, and what the gradients of any keys follow from, which come in `pieces`."""
 
-    def __init__(self, dout_bhne: Tensor, q_bhne: Tensor, out_bhne: Tensor, lse_bhn: Tensor) -> None:
+    def __init__(self, dout_bhne: Tensor, q_bhne: Tensor, out_bhne: Tensor, lse_bhn: Tensor, pieces: int) -> None:
         self.dout, self.q, self.out, self.lse = dout_bhne, q_bhne, out_bhne, lse_bhn
-        self.dq_bhne = torch.empty_like(q_bhne, dtype=torch.promote_types(q_bhne.dtype, torch.float32))
-        self.begun = False
+        self.pieces = pieces
+        self.dq_bhne: Tensor | None = None
 
     def add(self, pieces: Iterable[Piece], k_bgme: Tensor, v_bgme: Tensor, dk_bgme: Tensor, dv_bgme: Tensor) -> None:
         """Add what `pieces` give to the gradients of the queries, of these keys and of these values."""
@@ -99,14 +112,17 @@ class Gradients:
         rows, keys = (slice(None), slice(None), piece.queries), (slice(None), slice(None), piece.keys)
         dout, q, out, lse = (x[rows] for x in (self.dout, self.q, self.out, self.lse))
         dq, dk, dv = backward(dout, q, k_bgme[keys], v_bgme[keys], out, lse, piece.mask)
-        if self.begun:
-            self.dq_bhne[rows] += dq
+        if self.dq_bhne is None:
+            self.dq_bhne = _begin(self.q, piece.queries, dq, self.pieces)
         else:
-            if piece.queries != ALL:
-                self.dq_bhne.zero_()
-            self.dq_bhne[rows].copy_(dq)
-            self.begun = True
+            self.dq_bhne[rows] += dq
         return dk, dv
+
+    @property
+    def of_queries(self) -> Tensor:
+        """The gradient of the queries, (b, h, n, e)."""
+        assert self.dq_bhne is not None, "some keys came"
+        return self.dq_bhne
 
 
 @compiled_on_cuda

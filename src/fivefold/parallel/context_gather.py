@@ -50,9 +50,9 @@ class _Gather(torch.autograd.Function):
     ) -> Tensor:
         q_bshe = q_bshe.contiguous()
         kv_s2bge = torch.stack((k_bsge, v_bsge)).permute(2, 0, 1, 3, 4).contiguous()
-        running = Running(q_bshe.transpose(1, 2))
+        running = Running(q_bshe.transpose(1, 2), len(pieces))
         running.add(pieces, q_bshe.transpose(1, 2), *_heads_first(_gathered(kv_s2bge, axis, held_S)))
-        out_bshe = running.out_bhne.transpose(1, 2).to(q_bshe.dtype)
+        out_bshe = running.output.transpose(1, 2).to(q_bshe.dtype)
         ctx.save_for_backward(q_bshe, kv_s2bge, out_bshe, running.lse_bhn)
         ctx.axis, ctx.pieces, ctx.held_S = axis, pieces, held_S
         return out_bshe
@@ -62,13 +62,13 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, dout_bshe: Tensor) -> tuple[Tensor | None, ...]:
         q_bshe, kv_s2bge, out_bshe, lse_bhs = ctx.saved_tensors
         dout_bhse, q_bhse, out_bhse = (x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe))
-        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs)
+        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs, len(ctx.pieces))
         kv_S2bge = _gathered(kv_s2bge, ctx.axis, ctx.held_S)
-        dkv_S2bge = torch.zeros_like(kv_S2bge, dtype=gradients.dq_bhne.dtype)
+        dkv_S2bge = torch.zeros_like(kv_S2bge, dtype=torch.promote_types(kv_S2bge.dtype, torch.float32))
         gradients.add(ctx.pieces, *_heads_first(kv_S2bge), *_heads_first(dkv_S2bge))
         dkv_s2bge = ctx.axis.reduce_scatter(dkv_S2bge[ctx.held_S]).to(kv_s2bge.dtype)
         dk_bsge, dv_bsge = dkv_s2bge.permute(1, 2, 0, 3, 4)
-        return gradients.dq_bhne.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None, None
+        return gradients.of_queries.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None, None
 
 
 def _gathered(kv_s2bge: Tensor, axis: Axis, held_S: Tensor) -> Tensor:

@@ -68,14 +68,14 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, axis: Axis, hops: list[Hop]) -> Tensor:
         q_bshe = q_bshe.contiguous()
         kv_2bsge = torch.stack((k_bsge, v_bsge))
-        running = Running(q_bshe.transpose(1, 2))
+        running = Running(q_bshe.transpose(1, 2), len(hops))
         here_2bsge = kv_2bsge
         for number, hop in enumerate(hops, start=1):
             arriving = _exchange(here_2bsge, axis, hops=1) if number < axis.size else None
             running.add([hop.piece], q_bshe.transpose(1, 2), *here_2bsge.transpose(2, 3))
             if arriving is not None:
                 here_2bsge = arriving.wait()
-        out_bshe = running.out_bhne.transpose(1, 2).to(q_bshe.dtype)
+        out_bshe = running.output.transpose(1, 2).to(q_bshe.dtype)
         ctx.save_for_backward(q_bshe, kv_2bsge, out_bshe, running.lse_bhn)
         ctx.axis, ctx.hops = axis, hops
         return out_bshe
@@ -86,13 +86,14 @@ class _Ring(torch.autograd.Function):
         q_bshe, kv_2bsge, out_bshe, lse_bhs = ctx.saved_tensors
         axis: Axis = ctx.axis
         dout_bhse, q_bhse, out_bhse = (x.transpose(1, 2) for x in (dout_bshe, q_bshe, out_bshe))
-        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs)
+        gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs, len(ctx.hops))
         here_2bsge, homeward = kv_2bsge, []
         for number, hop in enumerate(ctx.hops):
             arriving = _exchange(here_2bsge, axis, hops=1) if number + 1 < axis.size else None
             dkv_2bgme = torch.stack(gradients.of(hop.piece, *here_2bsge.transpose(2, 3)))
             if number == 0:
-                own_2bgse = dkv_2bgme.to(gradients.dq_bhne.dtype)
+                wide = torch.promote_types(dkv_2bgme.dtype, torch.float32)
+                own_2bgse = dkv_2bgme if axis.size == 2 else dkv_2bgme.to(wide)  # two are rounded once in any format
             else:
                 home_2bgme = torch.empty_like(own_2bgse[:, :, :, hop.attended], dtype=dkv_2bgme.dtype)
                 homeward.append((hop.attended, _exchange(dkv_2bgme, axis, hops=-number, result=home_2bgme)))
@@ -101,7 +102,7 @@ class _Ring(torch.autograd.Function):
         for attended, coming in homeward:
             own_2bgse[:, :, :, attended] += coming.wait()
         dk_bsge, dv_bsge = own_2bgse.to(kv_2bsge.dtype).transpose(2, 3)
-        return gradients.dq_bhne.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None
+        return gradients.of_queries.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None
 
 
 @dataclass(frozen=True)
