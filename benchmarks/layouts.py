@@ -21,6 +21,7 @@ import torch
 HERE = Path(__file__).parent
 TWO = ("--batch.global_size", "2")
 FOUR = ("--batch.global_size", "4")
+ULYSSES = ("--parallel.cp_method", "ulysses")
 LONG = ("--recompute.mode", "full", "--model.context", "262144")
 
 
@@ -42,7 +43,8 @@ ROWS = (
     Row("zero3", 2, ("--parallel.zero", "3", *TWO)),
     Row("tp2", 2, ("--parallel.tp", "2", *TWO, "--batch.micro_size", "2")),
     Row("cp2-32k", 2, ("--parallel.cp", "2", "--data.seq_len", "32768", *LONG)),
-    Row("cp2-262k", 2, ("--parallel.cp", "2", "--data.seq_len", "262144", *LONG, "--steps", "3")),
+    Row("cp2-32k-ulysses", 2, ("--parallel.cp", "2", *ULYSSES, "--data.seq_len", "32768", *LONG)),
+    Row("cp2-262k", 2, ("--parallel.cp", "2", *ULYSSES, "--data.seq_len", "262144", *LONG, "--steps", "2")),
     Row("zero2-of-4", 4, ("--parallel.zero", "2", *FOUR)),
     Row("replicate2-shard2", 4, ("--parallel.replicate", "2", "--parallel.zero", "2", *FOUR)),
     Row("tp2-zero2", 4, ("--parallel.tp", "2", "--parallel.zero", "2", *FOUR, "--batch.micro_size", "2")),
@@ -55,7 +57,18 @@ ROWS = (
 def measure(row: Row, data: Path, out: Path) -> dict[str, float]:
     """Tokens/s a GPU, MFU and the peak in GiB of one row."""
     command = [sys.executable, "-m", "fivefold", "train", str(HERE / "dense16.yaml"), "--name", row.name]
-    command += ["--out", str(out), "--data.train.0.path", str(data), "--nproc", str(row.gpus), "--restart", *row.flags]
+    command += [
+        "--out",
+        str(out),
+        "--data.train.0.path",
+        str(data),
+        "--nproc",
+        str(row.gpus),
+        "--restart",
+        "--steps",
+        "20",
+        *row.flags,
+    ]
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(row.gpus)))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices.split(",")[: row.gpus])}
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

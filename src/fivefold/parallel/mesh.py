@@ -99,16 +99,23 @@ class Mesh:
 
 @contextmanager
 def connect(parallel: Parallel, timeout: timedelta = timedelta(minutes=10)) -> Iterator[Mesh]:
+    """Join the other ranks, as `joined`, in a layout that fits their number."""
+    with joined(timeout) as device:
+        yield mesh_of(parallel, device)
+
+
+@contextmanager
+def joined(timeout: timedelta = timedelta(minutes=10)) -> Iterator[torch.device]:
     """Join the other ranks, as the environment (RANK, WORLD_SIZE, LOCAL_RANK) says; alone without it.
 
-    Leaves the group at the end, after a barrier if all went well.
+    Gives this rank's device. Leaves the group at the end, after a barrier if all went well.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = _local_device()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, rank=rank, world_size=world, timeout=timeout, **_rendezvous(rank, world))
     try:
-        yield mesh_of(parallel, device)
+        yield device
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -97,14 +97,16 @@ def _work(run: Run, options: TrainOptions) -> int:
 
 def _join_and_train(run: Run, options: TrainOptions) -> int:
     """Meet the other ranks and train; the exit code."""
-    from fivefold.parallel.mesh import connect
+    import torch.distributed as dist
+
+    from fivefold.parallel.mesh import joined, mesh_of
     from fivefold.train.loop import train as train_loop
 
-    with connect(run.parallel) as mesh:
+    with joined() as device:
         try:
-            _check(run, mesh.world)
-            return train_loop(run, mesh, options)
+            _check(run, dist.get_world_size())
+            return train_loop(run, mesh_of(run.parallel, device), options)
         except (UserError, RunError):
-            if not mesh.is_main:
+            if dist.get_rank() != 0:
                 time.sleep(OTHERS_WAIT_S)
             raise
