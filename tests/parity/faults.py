@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
