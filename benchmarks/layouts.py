@@ -56,19 +56,10 @@ ROWS = (
 
 def measure(row: Row, data: Path, out: Path) -> dict[str, float]:
     """Tokens/s a GPU, MFU and the peak in GiB of one row."""
-    command = [sys.executable, "-m", "fivefold", "train", str(HERE / "dense16.yaml"), "--name", row.name]
-    command += [
-        "--out",
-        str(out),
-        "--data.train.0.path",
-        str(data),
-        "--nproc",
-        str(row.gpus),
-        "--restart",
-        "--steps",
-        "20",
-        *row.flags,
-    ]
+    flags = {"name": row.name, "out": out, "data.train.0.path": data, "nproc": row.gpus, "steps": 20}
+    command = [sys.executable, "-m", "fivefold", "train", str(HERE / "dense16.yaml"), "--restart"]
+    command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+    command += row.flags
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(row.gpus)))
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(devices.split(",")[: row.gpus])}
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
