@@ -97,3 +97,9 @@ def test_a_layout_equals_one_process(harness, case):
 
 def test_no_layout_stands_here_twice_and_there_are_enough():
     assert len({str(case) for case in LAYOUTS}) == len(LAYOUTS) >= 60
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_three_key_value_heads_are_refused_where_they_cannot_be_cut(tp):
+    case = Case("llama-kv3", tp=tp)
+    assert any("3 key/value heads" in str(problem) for problem in check(case.run, case.world))
