@@ -87,6 +87,6 @@ def test_what_was_saved_goes_on_in_one_process(runs, layout):
     assert_same_figures(runs.resumed(layout, 1, "--batch.micro_size 8"), runs.whole)
 
 
-@pytest.mark.parametrize(("layout", "following"), pairwise([*LAYOUTS, next(iter(LAYOUTS))]))
+@pytest.mark.parametrize(("layout", "following"), list(pairwise([*LAYOUTS, next(iter(LAYOUTS))])))
 def test_what_was_saved_goes_on_in_the_next_layout(runs, layout, following):
     assert_same_figures(runs.resumed(layout, 4, LAYOUTS[following]), runs.whole)
