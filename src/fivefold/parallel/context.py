@@ -62,8 +62,8 @@ def plan_attention(
         if slopes is not None and axis.size > 1:
             slopes = slopes[axis.rank * len(slopes) // axis.size : (axis.rank + 1) * len(slopes) // axis.size]
         mask = attention_mask(hidden.new_empty((1, seq_len, 0)), documents_bS, slopes)
-        whole = partial(attend, mask=mask)
-        return ContextPlan(whole if axis.size == 1 else partial(ulysses_attention, axis=axis, attend=whole))
+        alone = partial(attend, mask=mask)
+        return ContextPlan(alone if axis.size == 1 else partial(ulysses_attention, axis=axis, mask=mask))
     slopes_h = slopes_like(hidden, slopes)
     held = [_positions_of(rank, seq_len, axis.size, method, hidden.device) for rank in range(axis.size)]
     if method == "ring":
