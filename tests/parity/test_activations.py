@@ -58,9 +58,9 @@ def test_saved_bytes_fall_by_the_number_of_ranks(ranks, alone, case):
         assert found == pytest.approx(alone[case.model] / case.world, rel=0.02)
 
 
-@pytest.mark.parametrize(("recompute", "most"), [("selective", 0.75), ("full", 0.4)])
-def test_recompute_keeps_less_on_top_of_that(ranks, recompute, most):
-    """The gradients of the head's weight and input, which wait in forward, are half of what `full` leaves here."""
-    everything = ranks.run(2, left, Case("wide", tp=2))
-    for found, all_of_it in zip(ranks.run(2, left, Case("wide", tp=2, recompute=recompute)), everything, strict=True):
-        assert found < most * all_of_it
+@pytest.mark.parametrize(("recompute", "most"), [("selective", 0.6), ("full", 0.15)])
+def test_recompute_keeps_less(ranks, recompute, most):
+    """On one rank: with several, gloo's threads free what they sent, and nobody records that."""
+    (everything,) = ranks.run(1, left, Case("wide"))
+    (found,) = ranks.run(1, left, Case("wide", recompute=recompute))
+    assert found < most * everything
