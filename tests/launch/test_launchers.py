@@ -5,6 +5,11 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
+from fivefold.errors import UserError
+from fivefold.train.options import TrainOptions
+from fivefold.train.start import start_training
 from tests.train.conftest import trainer  # noqa: F401 the fixture
 from tests.train.test_kill_and_resume import computed
 
@@ -42,6 +47,26 @@ def test_bad_input_is_said_once_before_any_worker_starts(trainer):  # noqa: F811
     assert output.count("optim.lr") == 1
     assert "global_size" in output
     assert not trainer.out.exists()
+
+
+def test_a_layout_that_does_not_fill_the_workers_is_said_with_all_else_that_is_wrong(trainer):  # noqa: F811
+    with pytest.raises(UserError) as caught:
+        start_training(trainer.file, ["--parallel.tp", "3", "--optim.lr", "-1"], TrainOptions(nproc=4))
+    for part in (str(trainer.file), "tp 3 = 3 does not divide the 4 ranks", "model.heads = 4 cannot", "optim.lr = -1"):
+        assert part in str(caught.value)
+
+
+def test_the_layout_must_fill_the_workers_that_are_asked_for_and_not_those_that_the_file_plans_with(
+    trainer,  # noqa: F811
+    monkeypatch,
+):
+    started = []
+    monkeypatch.setattr("fivefold.train.start.run_workers", lambda words, count: started.append(count) or 0)
+    sizes = ["--batch.global_size", "12", "--batch.micro_size", "4", "--gpus", "8"]
+    assert start_training(trainer.file, sizes, TrainOptions(nproc=3)) == 0
+    assert started == [3]
+    with pytest.raises(UserError, match="micro_size 4 x dp 8"):
+        start_training(trainer.file, sizes, TrainOptions())
 
 
 def test_an_input_that_only_the_workers_can_judge_is_said_once_too(trainer):  # noqa: F811

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from fivefold._torch import pretended_rank
 from fivefold.config.files import ConfigError
+from fivefold.config.run import Source
 from fivefold.errors import UserError
 from fivefold.parallel.grid import AXES, Grid, Role
 from fivefold.plan.planned import plan
@@ -166,3 +168,12 @@ def test_a_plan_of_ranks_loads_no_torch() -> None:
         "assert len(plan(llama_405b()).ranks().json()['ranks']) == 16384; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_vocabulary_that_the_data_tells_and_that_tp_cannot_cut_is_refused(tmp_path: Path) -> None:
+    """Nine rows over four ranks are 3, 3, 3 and none."""
+    (tmp_path / "dataset.json").write_text('{"vocab": 9}')
+    run = small_run(SMALL.model_copy(update={"vocab": "auto"}), tp=4, gpus=4)
+    run = run.model_copy(update={"data": run.data.model_copy(update={"train": [Source(path=tmp_path)]})})
+    with pytest.raises(ConfigError, match=r"model\.vocab = 9 has no row for each of parallel\.tp = 4 ranks"):
+        plan(run)

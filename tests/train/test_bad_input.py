@@ -3,12 +3,15 @@
 import errno
 import os
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fivefold import Run
 from fivefold.data.writer import TokenWriter
 from fivefold.errors import UserError
+from fivefold.train.opening import resolve
 from fivefold.train.use import export_run
 from tests.train.conftest import VOCAB
 from tests.train.test_resume import files_of
@@ -68,6 +71,16 @@ def test_tokens_that_the_model_cannot_learn_are_refused(trainer, monkeypatch, le
     data = token_set(trainer.file.parent / "other", lengths)
     assert says in refusal(trainer, "--data.train.0.path", str(data), HELD % data, *flags)
     assert not trainer.out.exists()
+
+
+def test_a_vocabulary_that_only_the_data_tells_and_that_tp_cannot_cut_is_refused(trainer, monkeypatch):
+    """Nine rows over four ranks are 3, 3, 3 and none."""
+    monkeypatch.setattr("fivefold.train.opening.vocabulary", lambda run, data: 9)
+    monkeypatch.setattr("fivefold.train.opening.check_vocabulary", lambda data, vocab: None)
+    ranks = SimpleNamespace(from_main=lambda work: work(), dp=1, world=4)
+    run = Run.load(trainer.file, ["--model.vocab", "auto", "--model.kv_heads", "4", "--parallel.tp", "4"])
+    with pytest.raises(UserError, match=r"model\.vocab = 9 has no row for each of parallel\.tp = 4 ranks"):
+        resolve(run, ranks)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from fivefold.config.split_rules import cuts_sequences, splits_layers
 def with_world(run: Run, world: int | str) -> Run:
     """The run on `world` ranks: `cluster.gpus` says so, and an auto `parallel.dp` becomes its number if it has one.
 
-    With "auto", or with degrees that are no degrees, the run stays as it is.
+    With "auto", or with degrees or ranks of the file that are none, the run stays as it is.
     """
-    unit = ranks_a_replica(run)
-    if not isinstance(world, int) or world < 1 or unit < 1:
+    unit, written = ranks_a_replica(run), run.cluster.gpus
+    if not isinstance(world, int) or world < 1 or unit < 1 or (written != "auto" and written < 1):
         return run
     fits = run.parallel.dp == "auto" and world % unit == 0
     parallel = run.parallel.model_copy(update={"dp": world // unit}) if fits else run.parallel

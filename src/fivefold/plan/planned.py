@@ -59,13 +59,18 @@ def plan(run: Run) -> Plan:
     Raises UserError if nothing says how many ranks there are, ConfigError with all rules that the layout breaks.
     """
     world = _world(run)
-    if broken := check(run, world, LEGALITY):
-        raise ConfigError(broken)
+    _check(run, world)
     run = with_world(run, world)
     if vocabulary := known_vocabulary(run):
         run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+        _check(run, world)
     notes = tuple(rule.says(run) for rule in broken_rules(run, NOT_YET))
     return Plan(run, Grid.of(run.parallel, world), notes)
+
+
+def _check(run: Run, world: int) -> None:
+    if broken := check(run, world, LEGALITY):
+        raise ConfigError(broken)
 
 
 def _world(run: Run) -> int:

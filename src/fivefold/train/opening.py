@@ -16,6 +16,8 @@ from torch import nn
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.checkpoint.find import Found
 from fivefold.checkpoint.load import stored_names
+from fivefold.config.files import ConfigError
+from fivefold.config.rules import check
 from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order
 from fivefold.errors import RunError, UserError
@@ -133,7 +135,10 @@ def _model(
 
 
 def resolve(run: Run, mesh: Mesh) -> Run:
-    """The run with what it left open filled in: the vocabulary, the ranks. All data is checked on the main rank."""
+    """The run with what it left open filled in: the vocabulary, the ranks. All data is checked on the main rank.
+
+    The rules are asked again: how many rows of the vocabulary each rank of tp has is known only now.
+    """
 
     def checked_vocabulary() -> int:
         data = open_data(run)
@@ -143,13 +148,16 @@ def resolve(run: Run, mesh: Mesh) -> Run:
         return vocab
 
     vocab = mesh.from_main(checked_vocabulary)
-    return run.model_copy(
+    resolved = run.model_copy(
         update={
             "model": run.model.model_copy(update={"vocab": vocab}),
             "parallel": run.parallel.model_copy(update={"dp": mesh.dp}),
             "cluster": run.cluster.model_copy(update={"gpus": mesh.world}),
         }
     )
+    if broken := check(resolved):
+        raise ConfigError(broken)
+    return resolved
 
 
 def _find(folder: RunFolder, checkpointer: Checkpointer, mesh: Mesh) -> Found | None:

@@ -31,11 +31,11 @@ def start_training(run_file: Path, overrides: Sequence[str], options: TrainOptio
 
     Raises UserError before anything is launched or written if the run file or an input is wrong.
     """
-    run = load_run(run_file, overrides)
+    run = load_run(run_file, overrides, rules=())  # asked below, all at once, for the ranks that will run
     if is_worker(options.launcher):
         return _work(run, options)
     count = local_workers(run, options)
-    _check(run, count)
+    _check(run, count, str(run_file))
     return run_workers(["train", str(run_file), *overrides, *_flags(options)], count)
 
 
@@ -65,10 +65,10 @@ def local_workers(run: Run, options: TrainOptions) -> int:
     return run.cluster.gpus if run.cluster.gpus != "auto" else max(1, visible_gpus())
 
 
-def _check(run: Run, world: int | None) -> None:
+def _check(run: Run, world: int | None, source: str | None = None) -> None:
     """Raises UserError for a run that cannot be: its rules for `world` ranks, and the packages that it asks for."""
     if broken := check(run, world):
-        raise ConfigError(broken)
+        raise ConfigError(broken, source)
     require_sinks(run)
 
 
