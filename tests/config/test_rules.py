@@ -380,6 +380,10 @@ def test_the_ranks_that_run_count_more_than_those_of_the_plan(load: Load) -> Non
     assert check(run, world=4) != []
 
 
+def test_an_impossible_number_of_ranks_in_the_file_is_reported_whatever_runs(unchecked: Load) -> None:
+    assert check(unchecked("--gpus", "0"), world=2) == ["cluster.gpus = 0: it must be 1 or more"]
+
+
 def test_an_impossible_size_is_reported_once_and_divides_nothing(load: Load, refusal: Refusal) -> None:
     message = refusal("--model.heads", "0", "--parallel.tp", "0", "--batch.micro_size", "0", "--parallel.cp", "-1")
     assert message.count("must be") == 4

@@ -108,6 +108,22 @@ def test_a_run_whose_first_steps_were_all_skipped_resumes(trainer, fault, monkey
     assert computed(trainer.metrics())[2:] == computed(trainer.metrics("whole"))[2:]
 
 
+def by_rows(groups, optim):
+    return torch.optim.Adafactor(groups, lr=optim.lr)
+
+
+@pytest.mark.parametrize("offload", ["[]", "[optimizer]"])
+def test_an_optimizer_that_is_not_element_wise_is_refused_before_it_saved_what_no_layout_can_load(
+    trainer, monkeypatch, offload
+):
+    """It trained otherwise in each sharded layout, and its checkpoints, of no tensor's shape, could not be loaded."""
+    point = EntryPoint("by_rows", "tests.train.test_gradients:by_rows", "fivefold.optimizers")
+    monkeypatch.setattr("fivefold.plugins.entry_points", lambda group: [point] if group == point.group else [])
+    with pytest.raises(UserError, match=r"optim\.name = by_rows keeps row_var of shape \(\d+, 1\) for "):
+        trainer.train(*SHORT, "--optim.name", "by_rows", "--offload", offload)
+    assert not list((trainer.out / "small" / "checkpoints").iterdir())
+
+
 @pytest.mark.parametrize("clip", ["0", "-1", "nan", ".nan", "-.inf"])
 def test_a_clipping_norm_that_is_none_is_refused_before_anything_is_written(trainer, clip):
     with pytest.raises(UserError, match=r"optim\.clip = .*must be above 0; null \(or \.inf\) turns clipping off"):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fivefold._torch import divides_in_kernel, foreach_mul_
 from fivefold.config.run import Optim
+from fivefold.errors import UserError
 from fivefold.parallel.state import ShardedParameter, local_part
 from fivefold.plugins import find
 
@@ -35,6 +36,8 @@ class ShardedOptimizer:
         self.parameters = parameters
         self.local = {name: nn.Parameter(self.memory(p)) for name, p in parameters.items()}
         self.inner: dict[str, torch.optim.Optimizer] = {}
+        self._name = optim.name
+        self._element_wise: set[torch.optim.Optimizer] = set()
         for names in self.updated_together():
             self.inner |= dict.fromkeys(names, self._optimizer_of(names, optim))
 
@@ -59,7 +62,10 @@ class ShardedOptimizer:
         self.zero_grad()
 
     def update(self, names: list[str], gradients: list[Tensor], lr: float, norm: Tensor, clip: float | None) -> None:
-        """Update those that are updated together, on their device, where gradients and norm must be."""
+        """Update those that are updated together, on their device, where gradients and norm must be.
+
+        Raises UserError after the first update if what the optimizer keeps shows that it is not element-wise.
+        """
         inner = self.inner[names[0]]
         for group in inner.param_groups:
             group["lr"] = lr
@@ -71,6 +77,9 @@ class ShardedOptimizer:
         elif torch.isfinite(norm):
             foreach_mul_(gradients, 1.0 / excess)
             inner.step()
+        if inner.state and inner not in self._element_wise:
+            self._check_element_wise(names)
+            self._element_wise.add(inner)
 
     def zero_grad(self) -> None:
         """Forget all gradients."""
@@ -99,6 +108,18 @@ class ShardedOptimizer:
                 local.detach().copy_(value)
                 local.grad = None
         return self.state()
+
+    def _check_element_wise(self, names: list[str]) -> None:
+        """A shard's rows are not the whole's, so what is kept for a row or a column would depend on the layout."""
+        for name in names:
+            local = self.local[name]
+            for kind, value in self.inner[name].state.get(local, {}).items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != local.shape:
+                    raise UserError(
+                        f"optim.name = {self._name} keeps {kind} of shape {tuple(value.shape)} for {name}, of which "
+                        f"this rank has {tuple(local.shape)}: an optimizer sees shards, so its update must be "
+                        "element-wise and its state have the parameter's shape, or be a single number"
+                    )
 
     def _optimizer_of(self, names: list[str], optim: Optim) -> torch.optim.Optimizer:
         matrices = [self.local[name] for name in names if len(self.parameters[name].shape) >= 2]
