@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+from fivefold import Run
+from fivefold.config.run import Cluster
 from fivefold.errors import UserError
 from fivefold.train.options import TrainOptions
-from fivefold.train.start import start_training
+from fivefold.train.start import start_training, train
 from tests.train.conftest import trainer  # noqa: F401 the fixture
 from tests.train.test_kill_and_resume import computed
 
@@ -67,6 +69,15 @@ def test_the_layout_must_fill_the_workers_that_are_asked_for_and_not_those_that_
     assert started == [3]
     with pytest.raises(UserError, match="micro_size 4 x dp 8"):
         start_training(trainer.file, sizes, TrainOptions())
+
+
+def test_a_worker_in_python_counts_the_workers_that_there_are_too(trainer, monkeypatch):  # noqa: F811
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    flags = ["--batch.global_size", "12", "--batch.micro_size", "4", "--gpus", "3"]
+    run = Run.load(trainer.file, flags).model_copy(update={"cluster": Cluster(gpus=8)})
+    assert train(run, launcher="env", stop_after=1) == trainer.out / "small"
+    assert trainer.metrics()[-1]["step"] == 1
 
 
 def test_an_input_that_only_the_workers_can_judge_is_said_once_too(trainer):  # noqa: F811

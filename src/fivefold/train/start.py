@@ -45,8 +45,10 @@ def train(run: Run, **options: Any) -> Path:
     Raises UserError if an input is wrong, RunError if the run could not go on.
     """
     chosen = TrainOptions(**options)
-    if is_worker(chosen.launcher) or local_workers(run, chosen) == 1:
-        _check(run, 1 if not is_worker(chosen.launcher) else None)
+    if is_worker(chosen.launcher):
+        _work(run, chosen)
+    elif local_workers(run, chosen) == 1:
+        _check(run, 1)
         _work(run, chosen)
     else:
         with tempfile.TemporaryDirectory(prefix="fivefold-") as folder:
@@ -65,7 +67,7 @@ def local_workers(run: Run, options: TrainOptions) -> int:
     return run.cluster.gpus if run.cluster.gpus != "auto" else max(1, visible_gpus())
 
 
-def _check(run: Run, world: int | None, source: str | None = None) -> None:
+def _check(run: Run, world: int, source: str | None = None) -> None:
     """Raises UserError for a run that cannot be: its rules for `world` ranks, and the packages that it asks for."""
     if broken := check(run, world):
         raise ConfigError(broken, source)
