@@ -116,7 +116,7 @@ LAYOUT: tuple[Rule, ...] = (
         ),
         says=lambda run: (
             f"parallel.zero = 0 shards nothing over dp = {run.parallel.dp}, so parallel.replicate = "
-            f"{run.parallel.replicate} has no meaning; use parallel.replicate {choices([1, _replicas(run)])}, "
+            f"{run.parallel.replicate} has no meaning; use parallel.replicate {choices(sorted({1, _replicas(run)}))}, "
             "or parallel.zero 1, 2 or 3"
         ),
     ),

@@ -96,11 +96,15 @@ def vocabulary_share(size: int, tp: Axis) -> VocabularyShare | None:
 
 
 def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tensor], tp: Axis) -> None:
-    """Complete the gradients of parameters that every rank of tp used on its own tokens: one all-reduce, in place."""
+    """Complete the gradients of parameters that every rank of tp used on its own tokens, in place.
+
+    One all-reduce, in at least fp32: there are few of them.
+    """
     partial = [each for p, each in zip(parameters, gradients, strict=True) if p.partial]
     if not partial:
         return
-    joined = tp.sum_(torch.cat([gradient.flatten() for gradient in partial]))
+    wide = torch.promote_types(partial[0].dtype, torch.float32)
+    joined = tp.sum_(torch.cat([gradient.flatten().to(wide) for gradient in partial]))
     for gradient, total in zip(partial, joined.split([gradient.numel() for gradient in partial]), strict=True):
         gradient.copy_(total.view_as(gradient))
 

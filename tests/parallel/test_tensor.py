@@ -1,0 +1,37 @@
+"""What tensor parallelism does beside its layers."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fivefold.parallel.axis import Axis
+from fivefold.parallel.tensor import piece, sum_partial
+
+
+@dataclass(frozen=True)
+class Thrice(Axis):
+    """Three ranks that hold the same, one of which is real."""
+
+    def sum_(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return x.mul_(3)
+
+
+def test_partial_gradients_are_summed_in_fp32_and_the_others_left_alone() -> None:
+    gradients = [torch.full((5,), 1.0078125, dtype=torch.bfloat16), torch.ones(2, 2, dtype=torch.bfloat16)]
+    gradients += [torch.full((1, 3), -2.0, dtype=torch.bfloat16)]
+    sum_partial([SimpleNamespace(partial=partial) for partial in (True, False, True)], gradients, Thrice())  # type: ignore[misc]
+    assert gradients[0].tolist() == [torch.tensor(3.0234375).bfloat16().item()] * 5
+    assert gradients[1].tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert gradients[2].tolist() == [[-6.0, -6.0, -6.0]]
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(1003, 2), (1003, 4), (13, 4), (5, 4), (3, 4), (12, 3)])
+def test_pieces_are_those_of_torch_chunk(size: int, ranks: int) -> None:
+    chunks = list(torch.arange(size).chunk(ranks))
+    pieces = [list(piece(size, Axis(ranks, rank))) for rank in range(ranks)]
+    assert [each for each in pieces if each] == [chunk.tolist() for chunk in chunks]
+    assert sum(pieces, []) == list(range(size))
