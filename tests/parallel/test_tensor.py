@@ -34,4 +34,4 @@ def test_pieces_are_those_of_torch_chunk(size: int, ranks: int) -> None:
     chunks = list(torch.arange(size).chunk(ranks))
     pieces = [list(piece(size, Axis(ranks, rank))) for rank in range(ranks)]
     assert [each for each in pieces if each] == [chunk.tolist() for chunk in chunks]
-    assert sum(pieces, []) == list(range(size))
+    assert [row for each in pieces for row in each] == list(range(size))
