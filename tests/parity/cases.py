@@ -71,7 +71,7 @@ class Case:
     every: int = 1
     offload: tuple[str, ...] = ()
     micro: int | None = None
-    """Sequences of a microbatch; None for two microbatches a step."""
+    """Sequences of a microbatch; None for two microbatches a step, or one on more than two ranks, to save time."""
     packed: bool = False
     fault: str = ""
     """What is done wrong on purpose: a name in `faults.FAULTS`."""
@@ -84,7 +84,9 @@ class Case:
     @property
     def micro_size(self) -> int:
         """Sequences of a microbatch."""
-        return GLOBAL_SIZE // 2 // self.dp if self.micro is None else self.micro
+        if self.micro is not None:
+            return self.micro
+        return GLOBAL_SIZE // self.dp // (2 if self.world <= 2 else 1)
 
     @property
     def parallel(self) -> Parallel:
