@@ -7,9 +7,11 @@ and joined along dimension 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,17 +27,17 @@ GATHER, REDUCE_SCATTER = (
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective under way."""
+    """A transfer under way."""
 
     result: Tensor
-    work: Any
+    works: Sequence[Any]
     source: Tensor
     """Kept until the transfer has ended."""
 
     def wait(self) -> Tensor:
         """The result, once it is there."""
-        if self.work is not None:
-            self.work.wait()
+        for work in self.works:
+            work.wait()
         return self.result
 
 
@@ -51,18 +53,26 @@ class Axis:
     def start_gather(self, x: Tensor) -> Pending:
         """(t, ...) of each rank, joined in the order of the ranks: (size t, ...)."""
         if self.size == 1:
-            return Pending(x, None, x)
+            return Pending(x, (), x)
         x = x.contiguous()
         joined = x.new_empty((self.size * len(x), *x.shape[1:]))
-        return Pending(joined, getattr(dist, GATHER)(joined, x, group=self.group, async_op=True), x)
+        return Pending(joined, [getattr(dist, GATHER)(joined, x, group=self.group, async_op=True)], x)
 
     def start_reduce_scatter(self, x: Tensor, out: Tensor | None = None) -> Pending:
         """The sum over ranks of (size t, ...), of which each rank gets its part (t, ...), in `out` if it is given."""
         if self.size == 1:
-            return Pending(x, None, x)
+            return Pending(x, (), x)
         x = x.contiguous()
         part = x.new_empty((len(x) // self.size, *x.shape[1:])) if out is None else out
-        return Pending(part, getattr(dist, REDUCE_SCATTER)(part, x, group=self.group, async_op=True), x)
+        return Pending(part, [getattr(dist, REDUCE_SCATTER)(part, x, group=self.group, async_op=True)], x)
+
+    def start_exchange(self, x: Tensor, hops: int, out: Tensor | None = None) -> Pending:
+        """`x` goes to the rank so many hops further on; what comes from the one as many before, in `out` if given."""
+        out = torch.empty_like(x) if out is None else out
+        further, before = (self.rank + hops) % self.size, (self.rank - hops) % self.size
+        sends = dist.P2POp(dist.isend, x, group=self.group, group_peer=further)
+        receives = dist.P2POp(dist.irecv, out, group=self.group, group_peer=before)
+        return Pending(out, dist.batch_isend_irecv([sends, receives]), x)
 
     def gather(self, x: Tensor) -> Tensor:
         """As `start_gather`, waited for."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -71,7 +70,7 @@ class _Ring(torch.autograd.Function):
         running = Running(q_bshe.transpose(1, 2), len(hops))
         here_2bsge = kv_2bsge
         for number, hop in enumerate(hops, start=1):
-            arriving = _exchange(here_2bsge, axis, hops=1) if number < axis.size else None
+            arriving = axis.start_exchange(here_2bsge, hops=1) if number < axis.size else None
             running.add([hop.piece], q_bshe.transpose(1, 2), *here_2bsge.transpose(2, 3))
             if arriving is not None:
                 here_2bsge = arriving.wait()
@@ -89,41 +88,17 @@ class _Ring(torch.autograd.Function):
         gradients = Gradients(dout_bhse, q_bhse, out_bhse, lse_bhs, len(ctx.hops))
         here_2bsge, homeward = kv_2bsge, []
         for number, hop in enumerate(ctx.hops):
-            arriving = _exchange(here_2bsge, axis, hops=1) if number + 1 < axis.size else None
+            arriving = axis.start_exchange(here_2bsge, hops=1) if number + 1 < axis.size else None
             dkv_2bgme = torch.stack(gradients.of(hop.piece, *here_2bsge.transpose(2, 3)))
             if number == 0:
                 wide = torch.promote_types(dkv_2bgme.dtype, torch.float32)
                 own_2bgse = dkv_2bgme if axis.size == 2 else dkv_2bgme.to(wide)  # two are rounded once in any format
             else:
                 home_2bgme = torch.empty_like(own_2bgse[:, :, :, hop.attended], dtype=dkv_2bgme.dtype)
-                homeward.append((hop.attended, _exchange(dkv_2bgme, axis, hops=-number, result=home_2bgme)))
+                homeward.append((hop.attended, axis.start_exchange(dkv_2bgme, hops=-number, out=home_2bgme)))
             if arriving is not None:
                 here_2bsge = arriving.wait()
         for attended, coming in homeward:
             own_2bgse[:, :, :, attended] += coming.wait()
         dk_bsge, dv_bsge = own_2bgse.to(kv_2bsge.dtype).transpose(2, 3)
         return gradients.of_queries.transpose(1, 2).to(q_bshe.dtype), dk_bsge, dv_bsge, None, None
-
-
-@dataclass(frozen=True)
-class _Travelling:
-    """A tensor on its way here from one rank, while this rank's goes to another."""
-
-    result: Tensor
-    works: list[dist.Work]
-    source: Tensor
-    """Kept until the transfer has ended."""
-
-    def wait(self) -> Tensor:
-        for work in self.works:
-            work.wait()
-        return self.result
-
-
-def _exchange(x: Tensor, axis: Axis, hops: int, result: Tensor | None = None) -> _Travelling:
-    """Send `x` to the rank so many hops further on, and receive from the one as many before, in `result` if given."""
-    result = torch.empty_like(x) if result is None else result
-    further, before = (axis.rank + hops) % axis.size, (axis.rank - hops) % axis.size
-    sends = dist.P2POp(dist.isend, x, group=axis.group, group_peer=further)
-    receives = dist.P2POp(dist.irecv, result, group=axis.group, group_peer=before)
-    return _Travelling(result, dist.batch_isend_irecv([sends, receives]), x)
