@@ -13,15 +13,20 @@ from fivefold.kernels.attention import (
     Blocks,
     Causal,
     Dense,
+    Rows,
     alibi_by_index,
     attend,
     attention_mask,
-    document_blocks,
+    blocks_of,
     document_starts,
 )
 from tests.kernels.formula import documents, formula
 
 LENGTHS = [[5, 1, 1, 9], [16], [1, 15], [7, 9]]
+
+
+def whole_rows(documents_bs: torch.Tensor) -> Rows:
+    return Rows(torch.arange(documents_bs.shape[1]), documents_bs)
 
 
 def example(heads: int = 6, kv_heads: int = 2, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +107,7 @@ def test_blocks_of_documents_are_those_of_the_whole_mask(rows: list[list[int]]) 
     """torch builds the same lists from the N x N mask, which the GPU must never hold."""
     documents_bs = documents(rows)
     length = documents_bs.shape[1]
-    ours = document_blocks(documents_bs)
+    ours = blocks_of(whole_rows(documents_bs))
     theirs = create_block_mask(ours.mask_mod, len(rows), None, length, length, device="cpu")
     assert ours.shape == theirs.shape
     for counts, indices in (
@@ -121,7 +126,10 @@ def test_the_gpu_s_path_for_packed_rows_computes_the_same_uncompiled(alibi: bool
     q, k, v = (x.detach() for x in example(dtype=torch.float32))
     documents_bs = documents(LENGTHS)
     slopes = alibi_slopes(6) if alibi else None
-    mask = Blocks(document_blocks(documents_bs), alibi_by_index(torch.tensor(slopes)) if slopes else None)
+    mask = Blocks(
+        blocks_of(whole_rows(documents_bs)),
+        alibi_by_index(torch.tensor(slopes)) if slopes else None,
+    )
     with torch.compiler.set_stance("force_eager"):
         out = attend(q, k, v, mask)
     torch.testing.assert_close(out, formula(q, k, v, documents_bs, slopes), rtol=1e-4, atol=1e-5)

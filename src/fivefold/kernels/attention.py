@@ -83,7 +83,7 @@ def attention_mask(hidden_bsd: Tensor, documents_bs: Tensor | None, slopes: Sequ
     rows = Rows(torch.arange(hidden_bsd.shape[1], device=hidden_bsd.device), documents_bs)
     if has_flex(hidden_bsd):
         alibi = None if slopes_h is None else alibi_by_index(slopes_h)
-        return Blocks(_blocks_of(rows, rows, _before_by_index), alibi)
+        return Blocks(blocks_of(rows), alibi)
     return Dense(dense_bias(rows, rows, slopes_h, torch.promote_types(hidden_bsd.dtype, torch.float32)))
 
 
@@ -144,9 +144,8 @@ def dense_bias(queries: Rows, keys: Rows, slopes_h: Tensor | None, dtype: torch.
     return torch.where(seen_bss[:, None], bias_hss, float("-inf"))
 
 
-def document_blocks(documents_bs: Tensor) -> BlockMask:
-    """The flex kernel's mask of whole rows."""
-    rows = Rows(torch.arange(documents_bs.shape[1], device=documents_bs.device), documents_bs)
+def blocks_of(rows: Rows) -> BlockMask:
+    """The flex kernel's mask of whole rows, whose positions are their places."""
     return _blocks_of(rows, rows, _before_by_index)
 
 

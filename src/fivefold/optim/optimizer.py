@@ -7,6 +7,7 @@ dispatch. A gradient that is not finite changes nothing: weights, moments and th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,12 @@ class ShardedOptimizer:
     def updated_together(self) -> list[list[str]]:
         """The parameters, divided into those that one of torch's optimizers updates: all."""
         return [list(self.parameters)]
+
+    @cached_property
+    def copies(self) -> Tensor:
+        """How many ranks hold each parameter's piece, (parameters,) in fp64, beside the gradients."""
+        device = next(iter(self.parameters.values())).local.device
+        return torch.tensor([p.copies for p in self.parameters.values()], dtype=torch.float64, device=device)
 
     def gradients(self) -> list[Tensor]:
         """This rank's piece of each parameter's gradient, in the order of `parameters`; zeros where there is none."""

@@ -43,8 +43,7 @@ def train_step(
 
     gradients = optimizer.gradients()
     sum_partial(optimizer.parameters.values(), gradients, mesh.tp)
-    copies = [parameter.copies for parameter in optimizer.parameters.values()]
-    totals = mesh.sum(torch.cat([loss[None], sums_of_squares(gradients, copies).to(mesh.device)]))
+    totals = mesh.sum(torch.cat([loss[None], sums_of_squares(gradients, optimizer.copies).to(mesh.device)]))
     norm = totals[1:].sum().sqrt()
     optimizer.step(gradients, lr, norm, clip)
     return StepResult(totals[0], norm, totals[1:])
