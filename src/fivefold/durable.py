@@ -25,3 +25,19 @@ def sync_tree(folder: Path) -> None:
     """Put a flat folder's files, and their names, on the disk."""
     for path in (*folder.iterdir(), folder):
         sync(path)
+
+
+def unfinished(path: Path) -> Path:
+    """The name of a file while it is being written."""
+    return path.with_name(f".{path.name}.writing")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a small file so that a reader finds the old or the new text, whole, at any moment."""
+    temporary = unfinished(path)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync(path.parent)

@@ -20,7 +20,7 @@ from fivefold.checkpoint.folder import CheckpointFolder
 from fivefold.config.files import ConfigError, difference, dump_run, load_run
 from fivefold.config.rules import check
 from fivefold.config.run import Run
-from fivefold.durable import sync
+from fivefold.durable import replace_file, unfinished
 from fivefold.errors import UserError
 from fivefold.train.options import TrainOptions
 
@@ -241,22 +241,6 @@ def release(path: Path) -> None:
     file = _held.pop(path, None)
     if file is not None:
         file.close()
-
-
-def unfinished(path: Path) -> Path:
-    """The name of a file while it is being written."""
-    return path.with_name(f".{path.name}.writing")
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a small file so that a reader finds the old or the new text, whole, at any moment."""
-    temporary = unfinished(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
 
 
 def _short(value: object) -> str:

@@ -20,6 +20,7 @@ from fivefold.config.files import ConfigError
 from fivefold.config.rules import check
 from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order
+from fivefold.durable import replace_file
 from fivefold.errors import RunError, UserError
 from fivefold.observe.observer import Observer, SilentObserver, open_observer
 from fivefold.optim.offload import optimizer_for
@@ -27,7 +28,7 @@ from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import build_model, load_initial_weights
-from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release, replace_file
+from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release
 from fivefold.train.job import Job, Reports, pass_on, state_tensors
 from fivefold.train.meter import Meter
 from fivefold.train.options import TrainOptions
