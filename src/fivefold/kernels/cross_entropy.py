@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fivefold.kernels.compiled import compiled_on_cuda
-from fivefold.kernels.linear import product_dtype
+from fivefold.kernels.linear import add_product, product_dtype
 
 IGNORE = -100
 """Label of a position that has no target."""
@@ -102,7 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if d_hidden_Td is not None:
                 d_hidden_Td[rows] = (d_logits_tv @ padded_vd) * labelled_t1
             if d_weight_vd is not None:
-                _accumulate(d_weight_vd, d_logits_tv.T, h_td * labelled_t1)
+                add_product(d_weight_vd, d_logits_tv.T, h_td * labelled_t1, d_weight_vd.dtype)
         if share is not None and d_hidden_Td is not None:
             d_hidden_Td = share.reduce_scatter(d_hidden_Td)
         ctx.save_for_backward(d_hidden_Td)
@@ -199,16 +199,6 @@ def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """The weight with its rows padded to VOCAB_MULTIPLE; itself if that divides them."""
     missing = -len(weight) % VOCAB_MULTIPLE
     return F.pad(weight.to(dtype), (0, 0, 0, missing)) if missing else weight.to(dtype)
-
-
-def _accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left @ right, where total may be wider than the factors."""
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
-    elif left.is_cuda:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
-    else:
-        total += left @ right
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

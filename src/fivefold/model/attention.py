@@ -75,10 +75,12 @@ class Attention(nn.Module):
         self.policy, self.norm_eps = policy, model.norm_eps
         heads, kv_heads, self.head_size = model.heads, model.key_value_heads, model.head_size
         self.queries = heads // kv_heads  # of each key/value head
-        self.qkv = ColumnLinear(model.hidden, (heads + 2 * kv_heads) * self.head_size, model.bias, part.tp)
+        self.qkv = ColumnLinear(
+            model.hidden, (heads + 2 * kv_heads) * self.head_size, model.bias, part.tp, part.deferral
+        )
         self.q_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else None
         self.k_norm = RMSNorm(self.head_size, model.norm_eps) if model.qk_norm else None
-        self.output = RowLinear(heads * self.head_size, model.hidden, model.bias, part.tp)
+        self.output = RowLinear(heads * self.head_size, model.hidden, model.bias, part.tp, part.deferral)
 
     def forward(self, x_td: Tensor, shared: Context) -> Tensor:
         fused = self.qkv(x_td).unflatten(0, shared.rows).unflatten(-1, (-1, self.queries + 2, self.head_size))

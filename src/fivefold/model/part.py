@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fivefold.config.run import Model, Recompute
+from fivefold.kernels.linear import Deferral
 from fivefold.parallel.axis import ALONE, Axis
 
 
@@ -29,6 +30,8 @@ class Part:
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
     recompute: Recompute = field(default_factory=Recompute)
     offload_activations: bool = False
+    deferral: Deferral | None = None
+    """Says when the weight gradients of the stage's linear layers wait; None if they never do."""
 
     @property
     def plain(self) -> bool:

@@ -23,7 +23,6 @@ from fivefold.model.attention import Attention, Context, context
 from fivefold.model.layers import norm
 from fivefold.model.part import WHOLE, Part
 from fivefold.model.spec import vocabulary
-from fivefold.parallel.axis import Axis
 from fivefold.parallel.context import positions
 from fivefold.parallel.tensor import ColumnLinear, Embedding, RowLinear, vocabulary_share
 
@@ -48,7 +47,7 @@ class Transformer(nn.Module):
         )
         if part.last:
             self.norm = norm(model)
-            self.head = Head(model, part.tp)
+            self.head = Head(model, part)
 
     def forward(
         self,
@@ -56,19 +55,26 @@ class Transformer(nn.Module):
         labels_bs: Tensor | None = None,
         documents_bs: Tensor | None = None,
         packed: bool = False,
+        x_td: Tensor | None = None,
     ) -> Tensor:
         """With labels: the SUM of the losses of those that are not -100, a scalar in at least fp32. Else logits_bsv.
+
+        A stage that does not begin the model is given what the one before it returned, x_td, beside the tokens; a stage
+        that does not end it returns x_td, with or without labels.
 
         All ranks of tp and cp get the same whole sequences, and the sum over them of what they return is the loss.
         documents_bs numbers each row's documents in ascending order; attention and positions stay inside a document.
         It is read only if `packed` says that some row holds more than one.
         """
         mine = positions(tokens_bs.shape[1], self.part.cp, self.part.cp_method).to(tokens_bs.device)
-        x_td = self.embedding_norm(self.embedding(tokens_bs[:, mine].flatten()))
+        if x_td is None:
+            x_td = self.embedding_norm(self.embedding(tokens_bs[:, mine].flatten()))
         shared = context(self.model, self.part, x_td, mine, documents_bs if packed else None, tokens_bs.shape)
         for layer in self.layers.values():
             x_td = layer(x_td, shared)
-        tied_weight = self.embedding.weight if self.model.tied else None
+        if not self.part.last:
+            return x_td
+        tied_weight = self.embedding.weight if self.model.tied and self.part.first else None
         if labels_bs is None:
             return self.head.logits(self.norm(x_td), tied_weight).unflatten(0, shared.rows)
         return self.head(self.norm(x_td), labels_bs[:, mine].flatten(), tied_weight)
@@ -83,7 +89,7 @@ class Block(nn.Module):
         self.attention_norm = norm(model, policy)
         self.attention = Attention(model, part, policy)
         self.ffn_norm = norm(model, policy)
-        self.ffn = (SwiGLU if model.activation == "swiglu" else GELU)(model, part.tp, policy)
+        self.ffn = (SwiGLU if model.activation == "swiglu" else GELU)(model, part, policy)
 
     def forward(self, x_td: Tensor, shared: Context) -> Tensor:
         return self.policy.run(self.compute, x_td, shared)
@@ -98,11 +104,11 @@ class Block(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate x) * up x), gate and up as one product with alternate columns (Shazeer 2020): x_td -> x_td."""
 
-    def __init__(self, model: Model, tp: Axis, policy: Policy) -> None:
+    def __init__(self, model: Model, part: Part, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
-        self.gate_up = ColumnLinear(model.hidden, 2 * model.ffn, model.bias, tp)
-        self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
+        self.gate_up = ColumnLinear(model.hidden, 2 * model.ffn, model.bias, part.tp, part.deferral)
+        self.down = RowLinear(model.ffn, model.hidden, model.bias, part.tp, part.deferral)
 
     def forward(self, x_td: Tensor) -> Tensor:
         hidden_Tf = self.policy.cheap(swiglu, self.gate_up(x_td))
@@ -117,11 +123,11 @@ def gelu(x: Tensor) -> Tensor:
 class GELU(nn.Module):
     """down(gelu(up x)), the tanh approximation (Hendrycks & Gimpel 2016): x_td -> x_td."""
 
-    def __init__(self, model: Model, tp: Axis, policy: Policy) -> None:
+    def __init__(self, model: Model, part: Part, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
-        self.up = ColumnLinear(model.hidden, model.ffn, model.bias, tp)
-        self.down = RowLinear(model.ffn, model.hidden, model.bias, tp)
+        self.up = ColumnLinear(model.hidden, model.ffn, model.bias, part.tp, part.deferral)
+        self.down = RowLinear(model.ffn, model.hidden, model.bias, part.tp, part.deferral)
 
     def forward(self, x_td: Tensor) -> Tensor:
         hidden_Tf = self.policy.cheap(gelu, self.up(x_td))
@@ -129,15 +135,21 @@ class GELU(nn.Module):
 
 
 class Head(nn.Module):
-    """The output projection, and the loss without all logits. A tied head has no weight: it gets the embedding's."""
+    """The output projection, and the loss without all logits.
 
-    def __init__(self, model: Model, tp: Axis) -> None:
+    A tied head has no weight and gets the embedding's; where the stage has no embedding, it holds a copy of it.
+    """
+
+    def __init__(self, model: Model, part: Part) -> None:
         super().__init__()
-        self.tp, self.vocabulary = tp, vocabulary(model)
+        self.tp, self.vocabulary = part.tp, vocabulary(model)
         self.register_parameter("weight", None)
-        if not model.tied:
-            column = ColumnLinear(model.hidden, self.vocabulary, bias=False, tp=tp)
-            self.weight, self.cuts = column.weight, column.cuts
+        if model.tied and part.first:
+            return
+        if model.tied:
+            self.tied_copy = "embedding.weight"
+        column = ColumnLinear(model.hidden, self.vocabulary, bias=False, tp=part.tp)
+        self.weight, self.cuts = column.weight, column.cuts
 
     def forward(self, x_td: Tensor, labels_T: Tensor, tied_weight: Tensor | None = None) -> Tensor:
         """This rank's share of the sum of the losses."""

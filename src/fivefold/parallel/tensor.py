@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fivefold.kernels.cross_entropy import VocabularyShare
-from fivefold.kernels.linear import linear, multiply
+from fivefold.kernels.linear import Deferral, WeightGradient, linear, multiply
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.overlap import gather_multiply, start_multiply_scatter
 from fivefold.parallel.state import Cut, ShardedParameter
@@ -35,9 +35,11 @@ def piece(size: int, axis: Axis) -> range:
 class ColumnLinear(nn.Module):
     """x_ti -> (x W^T + b)_To with the rows of W, and so the columns of the output, cut over tp."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE, deferral: Deferral | None = None
+    ) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.deferral = tp, deferral
         rows = len(piece(outputs, tp))
         self.weight = nn.Parameter(torch.empty(rows, inputs))
         self.bias = nn.Parameter(torch.empty(rows)) if bias else None
@@ -45,24 +47,26 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x_ti: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return linear(x_ti, self.weight, self.bias)
-        return _Column.apply(x_ti, self.weight, self.bias, self.tp)
+            return linear(x_ti, self.weight, self.bias, self.deferral)
+        return _Column.apply(x_ti, self.weight, self.bias, self.tp, self.deferral)
 
 
 class RowLinear(nn.Module):
     """x_Ti -> (x W^T + b)_to with the columns of W cut over tp, as its input is; the bias is whole on every rank."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool, tp: Axis = ALONE, deferral: Deferral | None = None
+    ) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.deferral = tp, deferral
         self.weight = nn.Parameter(torch.empty(outputs, len(piece(inputs, tp))))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
         self.cuts = {"weight": Cut(1, inputs)}
 
     def forward(self, x_Ti: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return linear(x_Ti, self.weight, self.bias)
-        y_to = _Row.apply(x_Ti, self.weight, self.tp)
+            return linear(x_Ti, self.weight, self.bias, self.deferral)
+        y_to = _Row.apply(x_Ti, self.weight, self.tp, self.deferral)
         return y_to if self.bias is None else y_to + self.bias
 
 
@@ -111,12 +115,14 @@ def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tens
 
 class _Column(torch.autograd.Function):
     """Saves the slice x_ti; backward gathers it again while the input's gradient is computed, and sends that while the
-    weight's is."""
+    weight's is. A weight gradient that waits gathers it when its turn comes."""
 
     @staticmethod
-    def forward(ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, tp: Axis) -> Tensor:
+    def forward(
+        ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, tp: Axis, deferral: Deferral | None
+    ) -> Tensor:
         ctx.save_for_backward(x_ti, weight_oi)
-        ctx.tp, ctx.has_bias = tp, bias_o is not None
+        ctx.tp, ctx.bias, ctx.deferral = tp, bias_o, deferral
         y_To, _ = gather_multiply(x_ti, weight_oi.T, tp)
         return y_To if bias_o is None else y_To.add_(bias_o)
 
@@ -124,17 +130,23 @@ class _Column(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, d_y_To: Tensor):
         x_ti, weight_oi = ctx.saved_tensors
+        if ctx.deferral is not None and ctx.deferral.collecting:
+            d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
+            ctx.deferral.put(WeightGradient(weight_oi, ctx.bias, d_y_To, x_ti, fetch=ctx.tp.start_gather))
+            return d_x.wait(), None, None, None, None
         gathered = ctx.tp.start_gather(x_ti)
         d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
         d_weight_oi = multiply(d_y_To.T, gathered.wait())
-        return d_x.wait(), d_weight_oi, d_y_To.sum(0) if ctx.has_bias else None, None
+        return d_x.wait(), d_weight_oi, None if ctx.bias is None else d_y_To.sum(0), None, None
 
 
 class _Row(torch.autograd.Function):
+    """The bias is not in here: each rank of tp adds it to its own slice."""
+
     @staticmethod
-    def forward(ctx, x_Ti: Tensor, weight_oi: Tensor, tp: Axis) -> Tensor:
+    def forward(ctx, x_Ti: Tensor, weight_oi: Tensor, tp: Axis, deferral: Deferral | None) -> Tensor:
         ctx.save_for_backward(x_Ti, weight_oi)
-        ctx.tp = tp
+        ctx.tp, ctx.deferral = tp, deferral
         return start_multiply_scatter(x_Ti, weight_oi.T, tp).wait()
 
     @staticmethod
@@ -142,7 +154,10 @@ class _Row(torch.autograd.Function):
     def backward(ctx, d_y_to: Tensor):
         x_Ti, weight_oi = ctx.saved_tensors
         d_x_Ti, d_y_To = gather_multiply(d_y_to, weight_oi, ctx.tp)
-        return d_x_Ti, multiply(d_y_To.T, x_Ti), None
+        if ctx.deferral is not None and ctx.deferral.collecting:
+            ctx.deferral.put(WeightGradient(weight_oi, None, d_y_To, x_Ti))
+            return d_x_Ti, None, None, None
+        return d_x_Ti, multiply(d_y_To.T, x_Ti), None, None
 
 
 class _AddUp(torch.autograd.Function):
