@@ -1,9 +1,9 @@
 """The ranks of a run: which process this is, on which device, and the groups it talks to.
 
 A `Mesh` is made once, by `connect`, and passed to whoever needs a group: there is no global state of ours. What each
-rank is stands in `grid.py`. Parameters live on the device mesh `dense` with the axes (pp, tp, replicate, shard): tp
-cuts a parameter first and shard cuts what is left, so that a shard is a contiguous piece. The ranks of cp hold the same
-weights, so they are shards too.
+rank is stands in `grid.py`. Parameters live on the device mesh `dense` with the axes (tp, replicate, shard), over the
+ranks with the same stages of pp: tp cuts a parameter first and shard cuts what is left, so that a shard is a contiguous
+piece. The ranks of cp hold the same weights, so they are shards too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ from fivefold.config.run import Parallel
 from fivefold.errors import UserError
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.grid import Grid
+from fivefold.parallel.links import NO_LINKS, Links
 from fivefold.parallel.rendezvous import RENDEZVOUS
 
 T = TypeVar("T")
+
+LINK_BLOCKS = 4
+"""Blocks of a GPU that a transfer between pipeline ranks takes at most."""
+LINK_TIMEOUT = timedelta(minutes=10)
+"""NCCL's own, which torch wants repeated where options are given."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +43,10 @@ class Mesh:
     world: int
     device: torch.device
     grid: Grid
-    dense: DeviceMesh  # (pp, tp, replicate, shard); the ranks of cp are among shard, or with ZeRO 0 among replicate
+    dense: DeviceMesh  # (tp, replicate, shard); the ranks of cp are among shard, or with ZeRO 0 among replicate
     tp: Axis
     cp: Axis
+    pp: Links
 
     @property
     def dp(self) -> int:
@@ -128,17 +135,28 @@ def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
     together = grid.dp * grid.cp  # ranks that compute with the same weights
     replicate = together if parallel.zero == 0 else grid.replicate
     ranks = torch.arange(world).view(grid.pp, replicate, together // replicate, grid.tp).permute(0, 3, 1, 2)
-    dense = DeviceMesh(device.type, ranks.contiguous(), mesh_dim_names=("pp", "tp", "replicate", "shard"))
+    axes = ("pp", "tp", "replicate", "shard")
+    dense = DeviceMesh(device.type, ranks.contiguous(), mesh_dim_names=axes)[axes[1:]]
     role = grid.role(rank)
     tp = Axis(grid.tp, role.tp, dense["tp"].get_group()) if grid.tp > 1 else ALONE
-    cp = Axis(grid.cp, role.cp, _subgroup(grid, "cp")) if grid.cp > 1 else ALONE
-    return Mesh(rank, world, device, grid, dense, tp, cp)
+    cp = Axis(grid.cp, role.cp, _group(grid, "cp")) if grid.cp > 1 else ALONE
+    pp = Links(role.pp, grid.pp, _link(grid, device), _link(grid, device)) if grid.pp > 1 else NO_LINKS
+    return Mesh(rank, world, device, grid, dense, tp, cp, pp)
 
 
-def _subgroup(grid: Grid, axis: str) -> dist.ProcessGroup:
-    """This rank's group along `axis`; every rank makes all of them."""
-    groups = {tuple(grid.peers(rank, axis)) for rank in range(grid.world)}
-    return dist.new_subgroups_by_enumeration([list(group) for group in sorted(groups)])[0]
+def _group(grid: Grid, axis: str, **options: Any) -> dist.ProcessGroup:
+    """This rank's group along `axis`. Its ranks alone make it: in a large world others would be made for long."""
+    peers = grid.peers(dist.get_rank(), axis)
+    return dist.new_group(peers, use_local_synchronization=True, group_desc=axis, **options)
+
+
+def _link(grid: Grid, device: torch.device) -> dist.ProcessGroup:
+    """This rank's group along pp. Its transfers take few of a GPU's blocks: a receive spins on them while it waits."""
+    if device.type != "cuda":
+        return _group(grid, "pp")
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.max_ctas = LINK_BLOCKS
+    return _group(grid, "pp", pg_options=options, timeout=LINK_TIMEOUT)
 
 
 def _local_device() -> torch.device:

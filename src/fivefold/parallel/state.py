@@ -1,8 +1,8 @@
 """What each parameter of a spread model is as a whole: its global shape, and which piece of it this rank holds.
 
 The modules hold what tp left of each parameter, FSDP cuts that over the data-parallel ranks, and neither knows of the
-other. Here the two are put together: one DTensor a parameter, on the axes (pp, tp, replicate, shard), over the same
-memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
+other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard) of this rank's stages,
+over the same memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _sharded(parameter: nn.Parameter, cut: Cut | None, mesh: Mesh) -> ShardedPar
     return ShardedParameter(
         parameter,
         mesh.dense,
-        (Replicate(), over_tp, *over_data),  # no other stage of pp has this parameter, and none asks for it
+        (over_tp, *over_data),
         torch.Size(shape),
         copies=mesh.replicas * (mesh.tp.size if cut is None else 1),
         partial=cut is None and mesh.tp.size > 1,
