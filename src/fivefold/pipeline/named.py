@@ -16,6 +16,8 @@ from fivefold.errors import UserError
 from fivefold.pipeline.classic import gpipe, interleaved, naive, one_forward_one_backward
 from fivefold.pipeline.schedule import Schedule, looped, v_shaped
 from fivefold.pipeline.times import Times
+from fivefold.pipeline.v_shaped import dualpipe_v, zb_v
+from fivefold.pipeline.zero_bubble import zb_h1, zb_h2
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ SCHEDULES: Mapping[str, Named] = {
     "gpipe": _named("gpipe", lambda w: gpipe(w.ranks, w.microbatches)),
     "1f1b": _named("1f1b", lambda w: one_forward_one_backward(w.ranks, w.microbatches)),
     "interleaved": _named("interleaved", lambda w: interleaved(w.ranks, w.microbatches, w.chunks)),
+    "zb-h1": _named("zb-h1", lambda w: zb_h1(w.ranks, w.microbatches)),
+    "zb-h2": _named("zb-h2", lambda w: zb_h2(w.ranks, w.microbatches)),
+    "zb-v": _named("zb-v", lambda w: zb_v(w.ranks, w.microbatches), placement=_v),
+    "dualpipe-v": _named("dualpipe-v", lambda w: dualpipe_v(w.ranks, w.microbatches), placement=_v),
 }
 """Those that ship with Fivefold, plainest first."""
 
