@@ -136,7 +136,8 @@ def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
     replicate = together if parallel.zero == 0 else grid.replicate
     ranks = torch.arange(world).view(grid.pp, replicate, together // replicate, grid.tp).permute(0, 3, 1, 2)
     axes = ("pp", "tp", "replicate", "shard")
-    dense = DeviceMesh(device.type, ranks.contiguous(), mesh_dim_names=axes)[axes[1:]]
+    ordered = ranks.flatten().view(ranks.shape)  # strides of one element too, by which torch 2.11 knows the axes' order
+    dense = DeviceMesh(device.type, ordered, mesh_dim_names=axes)[axes[1:]]
     role = grid.role(rank)
     tp = Axis(grid.tp, role.tp, dense["tp"].get_group()) if grid.tp > 1 else ALONE
     cp = Axis(grid.cp, role.cp, _group(grid, "cp")) if grid.cp > 1 else ALONE
