@@ -6,7 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from fivefold.pipeline.schedule import Action, Schedule, looped
+from fivefold.pipeline.schedule import Action, Kind, Schedule, looped
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
@@ -31,6 +31,6 @@ def _order(rank: int, microbatches: int, ahead: int, behind: int) -> tuple[Actio
     """`ahead` forwards, then F, I and W in turn as long as there are any, each W `behind` microbatches after its I."""
     order = [Action("F", rank, microbatch) for microbatch in range(min(ahead, microbatches))]
     for turn in range(microbatches + behind):
-        turns = (("F", turn + ahead), ("I", turn), ("W", turn - behind))
+        turns: tuple[tuple[Kind, int], ...] = (("F", turn + ahead), ("I", turn), ("W", turn - behind))
         order += [Action(kind, rank, microbatch) for kind, microbatch in turns if 0 <= microbatch < microbatches]
     return tuple(order)
