@@ -48,7 +48,7 @@ def simulate(schedule: Schedule, times: Times, sizes: Sizes | None = None) -> Ti
     if run.waiting:
         require_sound(schedule)
     kept = Sizes.uniform(schedule.placement) if sizes is None else sizes
-    return Timeline(tuple(tuple(spans) for spans in run.spans), tuple(run.transfers), kept)
+    return Timeline(run.spans(), run.transfers(), kept)
 
 
 class _Run:
@@ -59,12 +59,14 @@ class _Run:
         self.times = times
         self.steps = _steps(schedule, times)
         self.there: list[float | None] = [None] * (2 * schedule.stages * schedule.microbatches)
-        self.spans: list[list[Span]] = [[] for _ in schedule.ranks]
+        self.starts: list[list[float]] = [[] for _ in schedule.ranks]
+        self.ends: list[list[float]] = [[] for _ in schedule.ranks]
         self.free = [0.0] * len(schedule.ranks)
         """When each rank has ended what it did last."""
         self.carried: list[dict[int, float]] = [{} for _ in schedule.ranks]
         """By sender and receiver, when the channel has ended its last message."""
-        self.transfers: list[Transfer] = []
+        self.sent: list[list[tuple[int, Action, float]]] = [[] for _ in schedule.ranks]
+        """By sender: the receiver, the action whose output it is, and when it left."""
         self.waiting: dict[int, int] = {}
         """The rank that waits for an output."""
 
@@ -73,18 +75,13 @@ class _Run:
 
         The order in which ranks advance changes no time: a channel has one sender, whose order it keeps.
         """
-        steps, there, spans, waiting, carried = (
-            self.steps,
-            self.there,
-            self.spans[rank],
-            self.waiting,
-            self.carried[rank],
-        )
+        steps, there, waiting = self.steps, self.there, self.waiting
+        starts, ends, sent, carried = self.starts[rank], self.ends[rank], self.sent[rank], self.carried[rank]
         transfer, overlap = self.times.transfer, self.times.overlap
         travel = self.times.latency + transfer
         free = self.free[rank]
         woken = []
-        for action in islice(self.schedule.actions[rank], len(spans), None):
+        for action in islice(self.schedule.actions[rank], len(starts), None):
             kind, stage, microbatch = action
             takes, needs, receives, gives, target = steps[kind][stage]
             start = free
@@ -98,12 +95,13 @@ class _Run:
                 if arrival > start:
                     start = arrival
             free = end = start + takes
-            spans.append(Span(action, start, end))
+            starts.append(start)
+            ends.append(end)
             if gives >= 0:
                 if target >= 0:
                     leaves = max(end, carried.get(target, 0.0))
                     carried[target] = leaves + transfer
-                    self.transfers.append(Transfer(rank, target, action, leaves, leaves + travel))
+                    sent.append((target, action, leaves))
                     end = leaves + travel
                     if not overlap:
                         free = end
@@ -112,6 +110,20 @@ class _Run:
                     woken.append(waiting.pop(gives + microbatch))
         self.free[rank] = free
         return woken
+
+    def spans(self) -> tuple[tuple[Span, ...], ...]:
+        """By rank, what has run."""
+        ranks = zip(self.schedule.actions, self.starts, self.ends, strict=True)
+        return tuple(tuple(map(Span._make, zip(*rank, strict=True))) for rank in ranks)
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What has travelled, by sender and in the order in which it left."""
+        travel = self.times.latency + self.times.transfer
+        return tuple(
+            Transfer(rank, target, action, leaves, leaves + travel)
+            for rank, sent in enumerate(self.sent)
+            for target, action, leaves in sent
+        )
 
 
 def _steps(schedule: Schedule, times: Times) -> dict[str, list[_Step]]:
