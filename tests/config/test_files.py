@@ -106,7 +106,7 @@ def test_a_model_without_fields_says_what_it_lacks(refusal: Refusal) -> None:
         (["--checkpoint.every", "true"], "checkpoint.every = true is not possible"),
         (["--model.kv_heads", "some"], "model.kv_heads = some is not possible; it must be a whole number or auto"),
         (["--parallel.zero", "4"], "parallel.zero = 4 is not possible; it must be one of 0, 1, 2, 3"),
-        (["--parallel.layers_per_stage", "[1, x]"], "it must be a list of whole numbers or auto"),
+        (["--parallel.layers_per_stage", "[1, x]"], "it must be a list of whole numbers or one of auto, memory"),
         (["--precision.compute", "bf17"], "it must be one of fp64, fp32, bf16, fp16"),
         (["--data.document_mask", "2"], "data.document_mask = 2 is not possible; it must be true or false"),
         (["--offload", "[disk]"], "offload.0 = disk is not possible; it must be one of optimizer"),

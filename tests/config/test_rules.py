@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fivefold import Run
+from fivefold import Run, plugins
 from fivefold.config import ranges
 from fivefold.config.duration import parse_duration
 from fivefold.config.rule import choices, divisors_of, multiples_around, value_of
 from fivefold.config.rules import RULES, broken_rules, check, with_world
 from fivefold.config.run import Data, Model, Parallel, Source
+from fivefold.config.schedules import Demands
 from fivefold.errors import UserError
 from tests.config.conftest import Load, Refusal
 
@@ -119,8 +122,44 @@ BROKEN: list[tuple[str, str]] = [
     ("--parallel.ep 0", "parallel.ep = 0: it must be 1 or more"),
     ("--parallel.replicate 0", "parallel.replicate = 0: it must be 1 or more"),
     ("--parallel.chunks 0", "parallel.chunks = 0: it must be 1 or more"),
-    ("--parallel.schedule_memory 0", "parallel.schedule_memory = 0.0: it must be above 0"),
-    ("--parallel.schedule 1b1f", "parallel.schedule = 1b1f: known are 1f1b, auto"),
+    (
+        "--parallel.schedule_memory 0.5",
+        "parallel.schedule_memory = 0.5: it must be 1 or more, so that a microbatch can run, and",
+    ),
+    ("--parallel.schedule_memory .inf", "parallel.schedule_memory = inf: it must be 1 or more, so that"),
+    ("--parallel.schedule 1b1f", "parallel.schedule = 1b1f: known are naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2,"),
+    ("--parallel.schedule 1b1f", "or a CSV file; others register under the entry point fivefold.schedules"),
+    ("--parallel.schedule mine.csv", "parallel.schedule = mine.csv: there is no such file; known are naive, gpipe,"),
+    (
+        "--parallel.schedule zb-v --parallel.pp 2",
+        "parallel.schedule = zb-v has 2 model chunks a rank, but parallel.chunks = 1; use parallel.chunks 2, or "
+        "parallel.schedule naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2 or auto",
+    ),
+    (
+        "--parallel.schedule dualpipe-v --parallel.pp 3",
+        "dualpipe-v has 2 model chunks a rank, but parallel.chunks = 1; use parallel.schedule naive, gpipe",
+    ),
+    (
+        "--parallel.chunks 2 --parallel.pp 2",
+        "parallel.schedule = 1f1b has 1 model chunk a rank, but parallel.chunks = 2; use parallel.chunks 1, or "
+        "parallel.schedule interleaved, zb-v or auto",
+    ),
+    ("--parallel.chunks 2 --batch.micro_size 1", "parallel.schedule interleaved, zb-v, dualpipe-v or auto"),
+    (
+        "--parallel.schedule dualpipe-v --parallel.chunks 2 --parallel.pp 2",
+        "parallel.schedule = dualpipe-v on parallel.pp = 2 ranks needs 4 microbatches a step or more, but "
+        "batch.global_size 8 / (batch.micro_size 4 x dp 1) = 2; use batch.global_size 16, or batch.micro_size 1 or 2, "
+        "or parallel.schedule interleaved, zb-v or auto",
+    ),
+    (
+        "--parallel.schedule dualpipe-v --parallel.chunks 2 --parallel.pp 2 --batch.micro_size 1 --gpus 8",
+        "but batch.global_size 8 / (batch.micro_size 1 x dp 4) = 2; use batch.global_size 16, or parallel.schedule",
+    ),
+    (
+        "--parallel.schedule_memory 4",
+        "parallel.schedule_memory = 4 limits the greedy schedule, but parallel.schedule = 1f1b is fixed; use "
+        "parallel.schedule auto, or parallel.schedule_memory null",
+    ),
     (
         "--gpus 8 --parallel.replicate 3",
         "parallel.replicate = 3 does not divide dp = 8; use parallel.replicate 1, 2, 4 or 8",
@@ -182,13 +221,20 @@ BROKEN: list[tuple[str, str]] = [
         "parallel.zero = 0 shards nothing over dp = 4, so parallel.replicate = 2 has no meaning; use "
         "parallel.replicate 1 or 4, or parallel.zero 1, 2 or 3",
     ),
-    ("--parallel.pp 2", "parallel.pp = 2: this version does not run pipeline parallelism"),
     ("--parallel.ep 2", "parallel.ep = 2: this version does not run expert parallelism"),
-    ("--parallel.chunks 2", "parallel.chunks = 2: this version does not run model chunks"),
     ("--precision.linear fp4", "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers"),
     ("--precision.compute fp16", "precision.compute = fp16: this version does not scale the loss"),
-    ("--precision.moments bf16", "precision.moments = bf16 with master auto"),
-    ("--precision.moments fp32 --precision.master bf16", "precision.moments = fp32 with master bf16"),
+    (
+        "--precision.moments bf16",
+        "precision.moments = bf16, but master weights are in fp32 (auto): this version keeps the moments in their "
+        "format; use precision.moments auto",
+    ),
+    ("--precision.moments bf16 --precision.master fp32", "moments = bf16, but master weights are in fp32: this"),
+    ("--precision.moments fp32 --precision.master bf16", "moments = fp32, but master weights are in bf16: this"),
+    (
+        "--precision.moments fp32 --precision.compute fp64",
+        "moments = fp32, but master weights are in fp64 (auto): this",
+    ),
     ("--recompute.every 2", "recompute.every = 2 chooses layers, but recompute.mode = none recomputes nothing; "),
     ("--recompute.every 2", "use recompute.mode selective or full, or recompute.every 1"),
     ("--offload [parameters]", "offload = [parameters]: the update happens where the parameters are"),
@@ -196,6 +242,16 @@ BROKEN: list[tuple[str, str]] = [
     (
         "--offload [optimizer,activations,optimizer]",
         "offload = [optimizer, activations, optimizer] names a thing twice; use offload [optimizer, activations]",
+    ),
+    (
+        "--offload [activations,heavy-activations] --parallel.pp 2",
+        "offload = [activations, heavy-activations]: activations are those of all layers, heavy-activations those of "
+        "some; use offload [activations], or offload [heavy-activations]",
+    ),
+    (
+        "--offload [optimizer,heavy-activations]",
+        "offload heavy-activations evens out what the pipeline ranks keep, but parallel.pp = 1; use offload "
+        "[optimizer, activations], or parallel.pp 2 or more",
     ),
     ("--recompute.every 0", "recompute.every = 0: it must be 1 or more"),
     ("--optim.name adam", "optim.name = adam: known are adamw"),
@@ -268,7 +324,20 @@ LEGAL = [
     "--parallel.zero 0",
     "--parallel.zero 3",
     "--precision.compute fp64",
-    "--precision.moments bf16 --precision.master bf16",
+    "--precision.moments bf16 --precision.master bf16 --precision.reduce bf16",
+    "--precision.moments fp32 --precision.master fp32",
+    "--parallel.pp 4",
+    "--parallel.pp 4 --parallel.schedule gpipe",
+    "--parallel.pp 2 --parallel.chunks 2 --parallel.schedule interleaved",
+    "--parallel.pp 4 --parallel.schedule interleaved",
+    "--parallel.pp 2 --parallel.chunks 2 --parallel.schedule zb-v",
+    "--parallel.pp 2 --parallel.chunks 2 --parallel.schedule dualpipe-v --batch.micro_size 2",
+    "--parallel.pp 2 --parallel.schedule auto --parallel.schedule_memory 1",
+    "--parallel.chunks 4 --parallel.schedule auto",
+    "--parallel.pp 2 --parallel.layers_per_stage memory",
+    "--parallel.pp 2 --parallel.layers_per_stage [1,3]",
+    "--parallel.pp 2 --offload [heavy-activations]",
+    "--model.tied true --parallel.pp 2 --parallel.zero 2 --parallel.tp 2 --recompute.mode full",
     "--data.validation []",
     "--data.seq_len 1024",
     "--data.seq_len 2048 --model.context 2048",
@@ -358,6 +427,60 @@ def test_the_names_that_are_built_in_are_those_that_the_torch_half_has() -> None
     assert sorted(BUILT_IN) == list(ranges.FAMILIES)
     assert sorted(OPTIMIZERS) == list(ranges.OPTIMIZERS)
     assert sorted(DECAYS) == list(ranges.DECAYS)
+
+
+class Point:
+    """An entry point of the group `fivefold.schedules`."""
+
+    name, value, module = "mine", "mine:schedule", "mine"
+
+    def __init__(self, found: object) -> None:
+        self.found = found
+
+    def load(self) -> object:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "chunks", "expected"),
+    [
+        (Demands(chunks=3, splits=False), 3, None),
+        (Demands(chunks=None, splits=False), 1, None),
+        (Demands(chunks=3, splits=False), 1, "parallel.schedule = mine has 3 model chunks a rank, but"),
+        (Demands(chunks=None, splits=False, microbatches_a_rank=9), 1, "= mine on parallel.pp = 1 ranks needs 9 micro"),
+        (
+            len,
+            1,
+            "= mine: what is registered under fivefold.schedules is a builtin_function_or_method, and should be a",
+        ),
+        (ImportError("no torch"), 1, "as mine:schedule, which cannot be imported: no torch"),
+    ],
+)
+def test_a_schedule_that_another_package_registers_is_asked_what_it_demands(
+    monkeypatch: pytest.MonkeyPatch, unchecked: Load, found: object, chunks: int, expected: str | None
+) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Point(found)] * (group == "fivefold.schedules"))
+    problems = check(unchecked("--parallel.schedule", "mine", "--parallel.chunks", str(chunks)))
+    assert [expected in problem for problem in problems if expected] == [True] * (expected is not None)
+    assert bool(problems) == (expected is not None)
+    named = "zb-h2, zb-v, dualpipe-v, auto, mine, or a CSV file"
+    assert named in check(unchecked("--parallel.schedule", "nobodys"))[0]
+
+
+def test_a_registered_schedule_is_offered_where_it_fits(monkeypatch: pytest.MonkeyPatch, unchecked: Load) -> None:
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Point(Demands(chunks=1, splits=False))])
+    (sentence,) = check(unchecked("--parallel.schedule", "zb-v"))
+    assert sentence.endswith("zb-h2, auto or mine")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [Point(ImportError("no torch"))])
+    (sentence,) = check(unchecked("--parallel.schedule", "zb-v"))
+    assert sentence.endswith("zb-h2 or auto")
+
+
+def test_a_schedule_file_is_enough_for_the_rules(folder: Path, load: Load) -> None:
+    (folder / "mine.csv").write_text("0F0,0B0\n")
+    assert check(load("--parallel.schedule", "mine.csv", "--parallel.chunks", "3")) == []
 
 
 def test_the_world_decides_dp_and_with_it_the_batch(load: Load) -> None:

@@ -34,6 +34,12 @@ def _replicas(run: Run) -> int:
     return run.parallel.dp if isinstance(run.parallel.dp, int) else 1
 
 
+def microbatches(run: Run) -> int | None:
+    """Microbatches a step of each rank, with dp 1 while it is auto; None if they do not make up the batch."""
+    count, rest = divmod(run.batch.global_size, run.batch.micro_size * _replicas(run))
+    return None if rest else count
+
+
 def _world_misfit(run: Run) -> bool:
     dp, unit, world = run.parallel.dp, ranks_a_replica(run), run.cluster.gpus
     return isinstance(world, int) and (world % unit != 0 if dp == "auto" else dp * unit != world)
@@ -67,7 +73,7 @@ def _fills_stages(run: Run, pp: int) -> bool:
     """Whether `pp` pipeline ranks have a layer for each of their stages."""
     stages = run.parallel.layers_per_stage
     wanted = pp * run.parallel.chunks
-    return wanted <= run.model.layers if stages == "auto" else wanted == len(stages)
+    return wanted == len(stages) if isinstance(stages, list) else wanted <= run.model.layers
 
 
 def _say_stages(run: Run) -> str:
@@ -123,20 +129,22 @@ LAYOUT: tuple[Rule, ...] = (
     Rule(
         "microbatches make up the batch",
         about=("batch.global_size", "batch.micro_size", "parallel.dp"),
-        broken=lambda run: run.batch.global_size % (run.batch.micro_size * _replicas(run)),
+        broken=lambda run: microbatches(run) is None,
         says=_say_batch,
     ),
     Rule(
         "there is a layer for each stage",
         about=("model.layers", "parallel.layers_per_stage", "parallel.pp", "parallel.chunks"),
-        broken=lambda run: run.parallel.layers_per_stage == "auto" and not _fills_stages(run, run.parallel.pp),
+        broken=lambda run: (
+            not isinstance(run.parallel.layers_per_stage, list) and not _fills_stages(run, run.parallel.pp)
+        ),
         says=_say_stages,
     ),
     Rule(
         "stages hold all layers",
         about=("model.layers", "parallel.layers_per_stage", "parallel.pp", "parallel.chunks"),
         broken=lambda run: (
-            (stages := run.parallel.layers_per_stage) != "auto"
+            isinstance(stages := run.parallel.layers_per_stage, list)
             and (len(stages) != run.parallel.pp * run.parallel.chunks or sum(stages) != run.model.layers)
         ),
         says=lambda run: (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.config.rule import Rule, value_of
+from fivefold.config.run import Run
 
 
 def _only(key: str, runs: Any, what: str) -> Rule:
@@ -21,10 +22,15 @@ def _only(key: str, runs: Any, what: str) -> Rule:
     )
 
 
+def _master(run: Run) -> str:
+    """The format of the master weights."""
+    if run.precision.master != "auto":
+        return run.precision.master
+    return "fp64" if run.precision.compute == "fp64" else "fp32"
+
+
 NOT_YET: tuple[Rule, ...] = (
-    _only("parallel.pp", 1, "pipeline parallelism"),
     _only("parallel.ep", 1, "expert parallelism"),
-    _only("parallel.chunks", 1, "model chunks"),
     _only("precision.linear", "auto", "8-bit and 4-bit linear layers"),
     Rule(
         "fp16 cannot run yet",
@@ -36,13 +42,12 @@ NOT_YET: tuple[Rule, ...] = (
     ),
     Rule(
         "moments of another format cannot run yet",
-        about=("precision.master", "precision.moments"),
-        broken=lambda run: (
-            run.precision.moments not in ("auto", "fp32" if run.precision.master == "auto" else run.precision.master)
-        ),
+        about=("precision.compute", "precision.master", "precision.moments"),
+        broken=lambda run: run.precision.moments not in ("auto", _master(run)),
         says=lambda run: (
-            f"precision.moments = {run.precision.moments} with master {run.precision.master}: this version keeps the "
-            "moments in the master weights' format; use precision.moments auto"
+            f"precision.moments = {run.precision.moments}, but master weights are in {_master(run)}"
+            f"{' (auto)' if run.precision.master == 'auto' else ''}: this version keeps the moments in their format; "
+            "use precision.moments auto"
         ),
     ),
 )

@@ -20,7 +20,6 @@ from fivefold.errors import UserError
 FAMILIES = ("bloom", "llama")
 OPTIMIZERS = ("adamw",)
 DECAYS = ("constant", "cosine", "linear", "wsd")
-SCHEDULES = ("1f1b", "auto", "dualpipe-v", "gpipe", "interleaved", "naive", "zb-h1", "zb-h2", "zb-v")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 LARGEST_SEED = 2**63 - 1
 
@@ -151,19 +150,17 @@ RANGES: tuple[Rule, ...] = (
     ),
     *at_least(1, "data.seq_len", "validate.every", "validate.tokens", "batch.global_size", "batch.micro_size"),
     *at_least(1, *(f"parallel.{degree}" for degree in ("tp", "pp", "cp", "ep", "dp", "replicate", "chunks"))),
-    *positive("parallel.schedule_memory"),
-    Rule(
-        "the pipeline schedule is known",
-        about=("parallel.schedule",),
-        broken=lambda run: run.parallel.schedule not in SCHEDULES and not run.parallel.schedule.endswith(".csv"),
-        says=lambda run: (
-            f"parallel.schedule = {run.parallel.schedule}: known are {', '.join(SCHEDULES)}, or a CSV file"
-        ),
+    _number_rule(
+        "parallel.schedule_memory",
+        "1 or more, so that a microbatch can run, and finite",
+        lambda value: isfinite(value) and value >= 1,
     ),
     Rule(
         "every stage has a layer",
         about=("parallel.layers_per_stage",),
-        broken=lambda run: (stages := run.parallel.layers_per_stage) != "auto" and (not stages or min(stages) < 1),
+        broken=lambda run: (
+            isinstance(stages := run.parallel.layers_per_stage, list) and (not stages or min(stages) < 1)
+        ),
         says=lambda run: (
             f"parallel.layers_per_stage = {run.parallel.layers_per_stage}: every stage needs 1 layer or more"
         ),

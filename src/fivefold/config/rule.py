@@ -47,9 +47,9 @@ def multiples_around(number: int, unit: int) -> list[int]:
     return [multiple for multiple in (below, below + unit) if multiple]
 
 
-def choices(numbers: Sequence[int]) -> str:
-    """Numbers to choose from, such as "1, 2 or 4"; of many, the smallest and the largest."""
-    words = [str(number) for number in numbers]
+def choices(values: Sequence[int | str]) -> str:
+    """What to choose from, such as "1, 2 or 4"; of many, the first and the last."""
+    words = [str(value) for value in values]
     if len(words) > 10:
         words = [*words[:6], "...", *words[-2:]]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

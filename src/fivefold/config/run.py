@@ -189,7 +189,7 @@ class Parallel(Section):
     tp: int = 1
     """Tensor (and sequence) parallel degree; it divides heads, kv_heads and ffn; keep it inside the NVLink domain."""
     pp: int = 1
-    """Pipeline stages' ranks."""
+    """Pipeline parallel degree: ranks that share out the layers; they hold pp x chunks stages."""
     cp: int = 1
     """Context parallel degree: ranks that share one sequence; 2 x cp divides seq_len (ulysses: cp does)."""
     ep: int = 1
@@ -199,15 +199,19 @@ class Parallel(Section):
     replicate: int = 1
     """Of dp, the replicas that are not sharded (hybrid sharding): dp = replicate x shard, replicate outside."""
     zero: Literal[0, 1, 2, 3] = 1
-    """0 replicates all, 1 shards optimizer state, 2 and gradients, 3 and parameters."""
+    """0 replicates all, 1 shards optimizer state, 2 and gradients, 3 and parameters; with pp above 1, 2 is as 1."""
     schedule: str = "1f1b"
-    """Pipeline schedule, a name or a CSV file."""
+    """Pipeline schedule: naive, gpipe, 1f1b, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v, auto (the greedy one), a name
+    registered under the entry point `fivefold.schedules`, or a CSV file; 1f1b is the plainest that keeps few
+    activations."""
     schedule_memory: float | None = None
-    """Memory limit of the greedy schedule, in activations of one microbatch; null for none."""
+    """With schedule auto: the most activations that a rank may hold, in those of all its layers for one microbatch;
+    null for no limit."""
     chunks: int = 1
-    """Model chunks a pipeline rank."""
-    layers_per_stage: list[int] | Auto = "auto"
-    """Layers of each stage; `auto` balances them."""
+    """Stages of each pipeline rank: zb-v and dualpipe-v have 2, interleaved and auto any number, the others 1."""
+    layers_per_stage: list[int] | Literal["auto", "memory"] = "auto"
+    """Layers of each of the pp x chunks stages; `auto` makes the most expensive stage as cheap as can be, `memory` the
+    fullest rank as empty."""
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
     """How the ranks of cp attend to each other's part: keys and values travel, are gathered, or heads are exchanged."""
 
@@ -222,7 +226,7 @@ class Precision(Section):
     master: StateType = "auto"
     """Format in which weights are kept; `auto` is fp32 (fp64 with compute fp64)."""
     moments: StateType = "auto"
-    """Format of the optimizer's moments; `auto` as master."""
+    """Format of the optimizer's moments, which this version keeps as the master weights; `auto` as master."""
     reduce: StateType = "auto"
     """Format in which gradients are accumulated and reduced; `auto` as master."""
 
@@ -302,8 +306,9 @@ class Run(Section):
     parallel: Parallel = Parallel()
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
-    offload: list[Literal["optimizer", "parameters", "activations"]] = Field(default_factory=list)
-    """What is kept in CPU memory while it is not used; `parameters` only with `optimizer`, which updates them."""
+    offload: list[Literal["optimizer", "parameters", "activations", "heavy-activations"]] = Field(default_factory=list)
+    """What is kept in CPU memory while it is not used; `parameters` only with `optimizer`, which updates them;
+    `heavy-activations` are those of so many layers that no pipeline rank keeps more than the mean of all ranks."""
     optim: Optim = Optim()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()

@@ -27,7 +27,7 @@ def _of_class(node: ast.ClassDef) -> dict[str, str]:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             match below:
                 case ast.Expr(value=ast.Constant(value=str(text))):
-                    sentences[statement.target.id] = cleandoc(text)
+                    sentences[statement.target.id] = " ".join(text.split())
     return sentences
 
 
