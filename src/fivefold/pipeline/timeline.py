@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from fivefold.pipeline.memory import levels
@@ -88,11 +89,11 @@ class Timeline:
         )
 
     def held(self, rank: int) -> list[tuple[float, float]]:
-        """`rank`'s activations over time: (when, how many from then on), one entry a change."""
-        curve = [(0.0, 0.0)]
+        """`rank`'s activations over time, from 0: (when, how many from then on), one entry a change."""
+        curve = {0.0: 0.0}
         spans = self.spans[rank]
         for span, level in zip(spans, levels((span.action for span in spans), self.sizes), strict=True):
-            for when, much in ((span.start, level.during), (span.end, level.after)):
-                if much != curve[-1][1]:
-                    curve.append((when, much))
-        return curve
+            curve[span.start] = level.during
+            curve[span.end] = level.after
+        points = list(curve.items())
+        return points[:1] + [point for before, point in pairwise(points) if point[1] != before[1]]
