@@ -11,6 +11,7 @@ import pytest
 
 from fivefold.errors import UserError
 from fivefold.pipeline.measured import Measured
+from fivefold.pipeline.schedule import Action
 from fivefold.pipeline.times import Times
 
 SPLIT = Measured(
@@ -61,6 +62,15 @@ def test_where_nothing_splits_a_backward_is_two_halves() -> None:
     assert record.times() == Times((1.0, 1.0), (1.0, 1.0), (1.0, 1.0), transfer=0.5)
 
 
+def test_the_timeline_starts_at_0_and_has_the_bubble_of_the_longest_rank() -> None:
+    timeline = SPLIT.timeline()
+    assert timeline.spans[1][0] == (Action("F", 1, 0), 2.5, 3.5)
+    assert timeline.makespan == 20.0
+    assert timeline.peak == (2.0, 2.0)
+    # rank 0 takes 20 s from first to last, and 18 s of actions
+    assert SPLIT.bubble == pytest.approx(0.1, abs=1e-12)
+
+
 def with_span(rank: int, number: int, span: list[Any]) -> dict[str, Any]:
     values = json.loads(json.dumps(asdict(SPLIT)))
     values["spans"][rank][number] = span
@@ -77,6 +87,7 @@ def with_span(rank: int, number: int, span: list[Any]) -> dict[str, Any]:
         (asdict(SPLIT) | {"transfer_s": -1}, "transfer_s is -1"),
         (asdict(SPLIT) | {"transfer_s": float("nan")}, "transfer_s is nan"),
         (asdict(SPLIT) | {"schedule_csv": "0F0,nonsense\n"}, "'nonsense' is no action"),
+        (asdict(SPLIT) | {"schedule_csv": "0F0\n1F0,1B0\n"}, "0B0"),
         (asdict(SPLIT) | {"spans": []}, "spans should be 2 lists"),
         (asdict(SPLIT) | {"spans": [[], []]}, "rank 0 has 5 actions"),
         (with_span(1, 2, ["1F0", 16.5, 17.5]), "rank 1: ['1F0', 16.5, 17.5] stands where 1F1"),

@@ -18,9 +18,11 @@ from typing import Any
 
 from fivefold.durable import replace_file
 from fivefold.errors import UserError
+from fivefold.pipeline.check import require_sound
 from fivefold.pipeline.schedule import Action, Kind, Schedule
 from fivefold.pipeline.text import from_csv
-from fivefold.pipeline.times import Times
+from fivefold.pipeline.timeline import Span, Timeline
+from fivefold.pipeline.times import Sizes, Times
 
 PIPELINE_FILE = "pipeline.json"
 """Its name in the run's folder."""
@@ -81,6 +83,22 @@ class Measured:
             weight.append(median([*took["W", stage], *(seconds * (1 - share) for seconds in full)]))
         return Times(tuple(forward), tuple(input_), tuple(weight), transfer=self.transfer_s)
 
+    def timeline(self) -> Timeline:
+        """What ran when, from the first start of all ranks on; transfers are not among what is measured."""
+        first = min(start for spans in self.spans for _, start, _ in spans)
+        ranks = (
+            tuple(
+                Span(action, start - first, end - first) for action, (_, start, end) in zip(actions, spans, strict=True)
+            )
+            for actions, spans in zip(self.schedule.actions, self.spans, strict=True)
+        )
+        return Timeline(tuple(ranks), (), Sizes.uniform(self.schedule.placement))
+
+    @property
+    def bubble(self) -> float:
+        """The share of the longest rank's time in which it ran no action, as `Timeline.bubble`."""
+        return self.timeline().bubble
+
     def _durations(self) -> dict[tuple[Kind, int], list[float]]:
         """Seconds of each kind and stage."""
         took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
@@ -107,6 +125,7 @@ def _read(values: Any) -> Measured:
             raise ValueError(f"{name} is {values[name]!r}")
     if not _is_time(measured.transfer_s) or measured.transfer_s < 0:
         raise ValueError(f"transfer_s is {measured.transfer_s!r}")
+    require_sound(measured.schedule)
     ranks = measured.schedule.actions
     if not isinstance(measured.spans, list) or len(measured.spans) != len(ranks):
         raise ValueError(f"spans should be {len(ranks)} lists, one a rank of its schedule")
