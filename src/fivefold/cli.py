@@ -1,12 +1,13 @@
 """The command line: each command is a few lines that call a room below, which is imported when the command runs.
 
 `--json` owns standard output; whatever else is said then goes to standard error. Exit codes: 0, 1 for work that failed,
-2 for a bad run file or input, 130 for Ctrl-C.
+2 for a bad run file or input, 3 for what is legal and does not fit, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,47 @@ def plan(words: tuple[str, ...], list_ranks: bool, rank: int | None, as_json: bo
         print_json(found.json())
     else:
         click.echo("\n".join(found.lines()))
+
+
+@commands.command()
+@click.argument("name", metavar="NAME|FILE.csv")
+@click.option("--pp", type=click.IntRange(1), metavar="P", help="Pipeline ranks.")
+@click.option("--microbatches", type=click.IntRange(1), metavar="M", help="Microbatches a step.")
+@click.option(
+    "--chunks", type=click.IntRange(1), metavar="V", help="Stages a rank; default: the schedule's own, else 1."
+)
+@click.option(
+    "--times",
+    default="1,1,1,0",
+    show_default=True,
+    metavar="F,I,W,C|RUN",
+    help="What a rank's F, I and W of one microbatch and a transfer take; or a run whose pipeline was measured.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    metavar="LIMIT",
+    help="Activations that a rank may hold, in those of one microbatch on one whole rank.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page; FILE.svg gets the picture alone."
+)
+@click.option("--csv", type=click.Path(path_type=Path), metavar="FILE", help="Write the schedule as torch's CSV.")
+@click.pass_context
+def schedule(ctx: click.Context, as_json: bool, html: Path | None, csv: Path | None, **asked: Any) -> None:
+    """Make a pipeline schedule, or read one, and tell how it would run: timeline, bubble and memory."""
+    from fivefold.plan.schedule import Asked, answer
+
+    found = answer(Asked(**asked))
+    if csv is not None:
+        found.write_csv(csv)
+    if html is not None:
+        found.write_drawing(html)
+    click.echo(found.json() if as_json else "\n".join(found.lines(shutil.get_terminal_size((100, 24)).columns)))
+    if found.too_much is not None:
+        click.echo(found.too_much, err=True)
+        ctx.exit(3)
 
 
 @commands.group()

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fivefold.pipeline.schedule import Kind
 from fivefold.pipeline.timeline import Timeline
+
+NAMES: dict[Kind, str] = {
+    "F": "forward",
+    "B": "both gradients",
+    "I": "gradient of the input",
+    "W": "gradient of the weights",
+}
 
 
 @dataclass(frozen=True)

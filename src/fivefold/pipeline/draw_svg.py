@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fivefold.pipeline.draw import Panel, last_end, say
+from fivefold.pipeline.draw import NAMES, Panel, last_end, say
 from fivefold.pipeline.draw_colours import COMMUNICATION, HELD, IDLE, ink, shade
 from fivefold.pipeline.schedule import KINDS, Action
 from fivefold.pipeline.timeline import Span, Transfer
@@ -26,7 +26,6 @@ ROW, LINE, GAP, CURVE = 18, 3, 4, 18
 """Heights: of a row's boxes, of its transfers, between rows, of a rank's curve of activations."""
 DIGIT = 5.4
 """Width of a digit in a box."""
-NAMES = {"F": "forward", "I": "gradient of the input", "W": "gradient of the weights", "B": "both gradients"}
 
 
 @dataclass(frozen=True)

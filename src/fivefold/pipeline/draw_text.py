@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import click
 
-from fivefold.pipeline.draw import Panel
+from fivefold.pipeline.draw import NAMES, Panel
+from fivefold.pipeline.schedule import KINDS
 from fivefold.pipeline.timeline import Span
 
-LEGEND = "F forward  I gradient of the input  W gradient of the weights  B both  ~ communication  . idle"
-COLOURS = {"F": "blue", "I": "yellow", "W": "green", "B": "red"}
+COLOURS = {"F": ("white", "blue"), "I": ("black", "yellow"), "W": ("black", "green"), "B": ("white", "red")}
+"""Of the text and of what is behind it."""
 _RUN = re.compile(r"[FIWB][^FIWB~.]*", re.IGNORECASE)
 _FEWEST_CELLS = 10
 
@@ -44,13 +45,30 @@ def text_rows(panel: Panel, width: int, until: float) -> list[str]:
     ]
 
 
+def legend(panels: Sequence[Panel]) -> str:
+    """What the letters and signs of these panels stand for, in one line."""
+    timelines = [panel.timeline for panel in panels]
+    used = {span.action.kind for timeline in timelines for spans in timeline.spans for span in spans}
+    words = [f"{kind} {NAMES[kind]}" for kind in KINDS if kind in used]
+    if any(panel.chunks > 1 for panel in panels):
+        words.append("small letters: every second stage of a rank")
+    if any(timeline.transfers for timeline in timelines):
+        words.append("~ communication")
+    return ", ".join([*words, ". idle"])
+
+
 def painted(row: str) -> str:
-    """A row of `text_rows` with a background colour for each action."""
-    return _RUN.sub(lambda run: click.style(run[0], fg="black", bg=_colour(run[0][0])), row)
+    """A row of `text_rows` with colours for each action."""
+    return _RUN.sub(lambda run: _painted_action(run[0]), row)
 
 
-def _colour(letter: str) -> str:
-    return COLOURS[letter] if letter.isupper() else f"bright_{COLOURS[letter.upper()]}"
+def _painted_action(text: str) -> str:
+    ink, paper = COLOURS[text[0].upper()]
+    return (
+        click.style(text, fg=ink, bg=paper)
+        if text[0].isupper()
+        else click.style(text, fg="black", bg=f"bright_{paper}")
+    )
 
 
 def _row(panel: Panel, spans: tuple[Span, ...], travels: list[tuple[float, float]], cells: int, until: float) -> str:
