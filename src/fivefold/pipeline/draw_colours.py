@@ -12,7 +12,7 @@ COMMUNICATION = "#000000"
 IDLE = "#f1f1f1"
 HELD = "#6f5aa8"
 """Of the activations held."""
-LIGHTEST = 0.4
+LIGHTEST = 0.35
 """Share of white in the last chunk's shade."""
 
 
