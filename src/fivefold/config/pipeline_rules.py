@@ -11,13 +11,15 @@ from pathlib import Path
 from fivefold.config.layout_rules import microbatches
 from fivefold.config.rule import Rule, choices, divisors_of
 from fivefold.config.run import Run
-from fivefold.config.schedules import Demands, demands_of, is_file, schedule_names
+from fivefold.config.schedules import SCHEDULES, Demands, demands_of, is_file, schedule_names
 from fivefold.errors import UserError
 
 
 def _schedule_fault(run: Run) -> str | None:
     """What is wrong with `parallel.schedule` by itself, if anything is."""
     schedule = run.parallel.schedule
+    if schedule in SCHEDULES:
+        return None
     if is_file(schedule):
         return None if Path(schedule).is_file() else f"there is no such file; {_say_names()}"
     if schedule not in schedule_names():
