@@ -8,7 +8,7 @@ Source: Ren et al. 2021 (ZeRO-Offload).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,27 +16,32 @@ from torch import Tensor
 from fivefold.config.run import Optim
 from fivefold.kernels.transfer import Event, Lane, wait
 from fivefold.optim.optimizer import ShardedOptimizer
-from fivefold.parallel.state import ShardedParameter
+from fivefold.parallel.links import Links
+from fivefold.parallel.state import ShardedParameter, names_of_all
 
 
 def optimizer_for(
-    parameters: Mapping[str, ShardedParameter], optim: Optim, offload: Collection[str]
+    parameters: Mapping[str, ShardedParameter], optim: Optim, offload: Collection[str], links: Links
 ) -> ShardedOptimizer:
-    """The optimizer of a run whose file says `offload`. Parameters in CPU memory are updated in place, there."""
+    """The optimizer of this rank's parameters in a run whose file says `offload`; a collective call over `links`.
+
+    Parameters in CPU memory are updated in place, there.
+    """
+    names = names_of_all(parameters, links)
     if "optimizer" in offload and "parameters" not in offload:
-        return OffloadedOptimizer(parameters, optim)
-    return ShardedOptimizer(parameters, optim)
+        return OffloadedOptimizer(parameters, optim, names)
+    return ShardedOptimizer(parameters, optim, names)
 
 
 class OffloadedOptimizer(ShardedOptimizer):
     """Updates copies in CPU memory of this rank's pieces, and then the pieces."""
 
-    def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim) -> None:
+    def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim, names: Sequence[str]) -> None:
         self._device = next(iter(parameters.values())).local.device
         self._pinned = self._device.type == "cuda"
         self._down, self._up = Lane(self._device), Lane(self._device)
         self._current = False
-        super().__init__(parameters, optim)
+        super().__init__(parameters, optim, names)
         largest = max(local.nbytes for local in self.local.values())
         self._arrivals = [torch.empty(largest, dtype=torch.uint8, pin_memory=self._pinned) for _ in range(2)]
 

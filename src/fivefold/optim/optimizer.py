@@ -6,7 +6,7 @@ dispatch. A gradient that is not finite changes nothing: weights, moments and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fivefold._torch import divides_in_kernel, foreach_mul_
 from fivefold.config.run import Optim
 from fivefold.errors import UserError
+from fivefold.optim.norm import SumsOfSquares
 from fivefold.parallel.state import ShardedParameter, local_part
 from fivefold.plugins import find
 
@@ -31,10 +32,13 @@ OPTIMIZERS: Mapping[str, Factory] = {"adamw": adamw}
 
 
 class ShardedOptimizer:
-    """Updates this rank's pieces of `parameters`. Those with fewer than two dimensions are not decayed."""
+    """Updates this rank's pieces of `parameters`. Those with fewer than two dimensions are not decayed.
 
-    def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim) -> None:
-        self.parameters = parameters
+    `names` are those of the whole model's parameters, the same on every rank.
+    """
+
+    def __init__(self, parameters: Mapping[str, ShardedParameter], optim: Optim, names: Sequence[str]) -> None:
+        self.parameters, self.names = parameters, list(names)
         self.local = {name: nn.Parameter(self.memory(p)) for name, p in parameters.items()}
         self.inner: dict[str, torch.optim.Optimizer] = {}
         self._name = optim.name
@@ -51,10 +55,12 @@ class ShardedOptimizer:
         return [list(self.parameters)]
 
     @cached_property
-    def copies(self) -> Tensor:
-        """How many ranks hold each parameter's piece, (parameters,) in fp64, beside the gradients."""
-        device = next(iter(self.parameters.values())).local.device
-        return torch.tensor([p.copies for p in self.parameters.values()], dtype=torch.float64, device=device)
+    def squares(self) -> SumsOfSquares:
+        """From `gradients()` to this rank's share of each gradient's sum of squares, (names,) in fp64, beside them.
+
+        Those of other stages' parameters are 0 here: summed over all ranks, they are those of the whole gradients.
+        """
+        return SumsOfSquares(self.parameters, self.names)
 
     def gradients(self) -> list[Tensor]:
         """This rank's piece of each parameter's gradient, in the order of `parameters`; zeros where there is none."""

@@ -7,7 +7,10 @@ over the same memory. First weights, checkpoints, the optimizer's state and the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -16,7 +19,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from fivefold._torch import dtensor_over
+from fivefold.parallel.links import Links
 from fivefold.parallel.mesh import Mesh
+
+TIED_COPY = "tied_copy"
+"""Attribute of a module whose `weight` is a copy of another stage's parameter: the name of that parameter."""
 
 
 class Cut(NamedTuple):
@@ -41,6 +48,8 @@ class ShardedParameter:
     """How many ranks hold the same piece."""
     partial: bool
     """Whether the gradient lacks a sum over tp: each of its ranks has used the whole parameter on tokens of its own."""
+    stage: int
+    """Of the pipeline, which has this parameter and no other stage has it."""
 
     @property
     def local(self) -> Tensor:
@@ -61,13 +70,27 @@ class ShardedParameter:
         return dtensor_over(local, self.mesh, self.placements, self.shape, strides)
 
 
-def sharded_parameters(model: nn.Module, mesh: Mesh) -> dict[str, ShardedParameter]:
-    """Every parameter of a model that `shard_data_parallel` has wrapped, by name."""
+def sharded_parameters(stages: Mapping[int, nn.Module], mesh: Mesh) -> dict[str, ShardedParameter]:
+    """Every parameter of this rank's stages by its name in the whole model, in the order of the stages.
+
+    `shard_data_parallel` has wrapped each stage. A copy of a tied weight is no parameter of its own: see `tied.py`.
+    """
     return {
-        f"{prefix}.{name}" if prefix else name: _sharded(parameter, getattr(module, "cuts", {}).get(name), mesh)
-        for prefix, module in model.named_modules()
+        f"{prefix}.{name}" if prefix else name: _sharded(parameter, stage, getattr(module, "cuts", {}).get(name), mesh)
+        for stage in sorted(stages)
+        for prefix, module in stages[stage].named_modules()
+        if not hasattr(module, TIED_COPY)
         for name, parameter in module.named_parameters(recurse=False)
     }
+
+
+def names_of_all(parameters: Mapping[str, ShardedParameter], links: Links) -> list[str]:
+    """The names of the whole model's parameters in the order of its stages, the same on every rank.
+
+    `parameters` are those of this rank. A collective call.
+    """
+    mine = [(parameter.stage, name) for name, parameter in parameters.items()]
+    return [name for _, name in sorted(chain.from_iterable(links.gather(mine)), key=itemgetter(0))]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -75,7 +98,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _sharded(parameter: nn.Parameter, cut: Cut | None, mesh: Mesh) -> ShardedParameter:
+def _sharded(parameter: nn.Parameter, stage: int, cut: Cut | None, mesh: Mesh) -> ShardedParameter:
     assert isinstance(parameter, DTensor), "FSDP has wrapped the model"
     over_data = parameter.placements if parameter.device_mesh.ndim == 2 else (Replicate(), *parameter.placements)
     over_tp = Replicate() if cut is None else Shard(cut.dimension)
@@ -89,4 +112,5 @@ def _sharded(parameter: nn.Parameter, cut: Cut | None, mesh: Mesh) -> ShardedPar
         torch.Size(shape),
         copies=mesh.replicas * (mesh.tp.size if cut is None else 1),
         partial=cut is None and mesh.tp.size > 1,
+        stage=stage,
     )
