@@ -53,7 +53,7 @@ def load_each(case, folders):
     """This rank's pieces of all that each checkpoint holds, loaded into a model that was filled with something else."""
     mesh = mesh_for(case.parallel)
     model = build_model(case.run, mesh)
-    optimizer = optimizer_for(sharded_parameters(model, mesh), OPTIM, case.offload)
+    optimizer = optimizer_for(sharded_parameters({0: model}, mesh), OPTIM, case.offload, mesh.pp)
     tensors = state_tensors(optimizer.parameters, optimizer.materialize())
     loaded = []
     for folder in folders:

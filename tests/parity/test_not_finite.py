@@ -43,7 +43,7 @@ def step_with(case, change):
     rank.optimizer.gradients = changed
     result = rank.step(1)
     after = state_of(rank)
-    squares = dict(zip(rank.state, result.squares.tolist(), strict=True))
+    squares = dict(zip(rank.optimizer.names, result.squares.tolist(), strict=True))
     return {
         "norm": result.norm.item(),
         "changed": [name for name in before if before[name] != after[name]],
