@@ -118,16 +118,30 @@ def test_the_picture_shows_what_a_rank_receives_below_its_row() -> None:
     assert "communication" not in svg([panel("gpipe", 2, 1)])
 
 
-def test_the_curve_of_a_rank_rises_to_its_peak_and_ends_at_0() -> None:
-    one = panel("1f1b", 2, 3)
-    curves = [
-        path.get("d", "")
-        for path in ElementTree.fromstring(svg([one])).iter(f"{SVG}path")
+def curves(picture: str) -> list[list[tuple[float, float]]]:
+    """Of each rank: the corners of its curve of activations, how far from the left and how high."""
+    return [
+        [(float(x), CURVE - float(y)) for x, y in re.findall(r"H([\d.]+)V([\d.]+)", path.get("d", ""))]
+        for path in ElementTree.fromstring(picture).iter(f"{SVG}path")
         if path.get("class") == "held"
     ]
-    heights = [[CURVE - float(level) for level in re.findall(r"V([\d.]+)", curve)] for curve in curves]
+
+
+def test_the_curve_of_a_rank_rises_to_its_peak_and_ends_at_0() -> None:
+    heights = [[height for _, height in curve] for curve in curves(svg([panel("1f1b", 2, 3)]))]
     assert [max(levels) for levels in heights] == [CURVE - 2, (CURVE - 2) / 2]  # peaks of 2 and 1
     assert [levels[-1] for levels in heights] == [0, 0]
+
+
+def test_activations_held_too_shortly_to_be_seen_are_a_needle_and_not_a_block() -> None:
+    # rank 1 holds one at 1000 and at 3000 of 4000, for a hundredth each time
+    times = Times((1000.0, 0.01), (500.0, 0.005), (500.0, 0.005))
+    curve = curves(svg([Panel("naive", simulate(make_schedule("naive", 2, 2), times))]))[1]
+    high = [number for number, (_, height) in enumerate(curve) if height == CURVE - 2]
+    assert len(high) == 2
+    for number in high:
+        (x, _), (end, after) = curve[number : number + 2]
+        assert (end - x, after) == (0.5, 0)
 
 
 def test_a_picture_of_several_timelines_puts_them_on_one_scale() -> None:

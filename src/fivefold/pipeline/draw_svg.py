@@ -236,9 +236,10 @@ def _round_step(rough: float) -> float:
 
 def _curve(panel: Panel, rank: int, most: float, scale: _Scale) -> str:
     """A rank's activations over time, as an area under `most`; within half a pixel the highest counts."""
+    held = panel.timeline.held(rank)
     points: list[tuple[float, float]] = []
     now = 0.0
-    for when, much in panel.timeline.held(rank):
+    for when, much in [*held, (panel.timeline.makespan, held[-1][1])]:
         x = scale.x(when)
         if points and x - points[-1][0] < 0.5:
             points[-1] = (points[-1][0], max(points[-1][1], much))
@@ -247,6 +248,5 @@ def _curve(panel: Panel, rank: int, most: float, scale: _Scale) -> str:
                 points.append((points[-1][0] + 0.5, now))
             points.append((x, much))
         now = much
-    points.append((scale.x(panel.timeline.makespan), now))
     steps = "".join(f"H{x:g}V{CURVE - (CURVE - 2) * much / (most or 1):.4g}" for x, much in points)
     return f'<path class="held" d="M{scale.x(0):g} {CURVE}{steps}V{CURVE}z"><title>rank {rank}</title></path>'
