@@ -47,6 +47,10 @@ def test_an_action_on_the_wrong_rank_is_named_with_the_right_one() -> None:
     assert faults(schedule("0F0 0F1 0B0", f"{LAST} 0B1")) == [
         "0B1 (rank 1, place 4) is on the wrong rank: stage 0 is on rank 0"
     ]
+    assert faults(schedule("0F0 0F1 0B0 0B1", f"{LAST} 0B1")) == [
+        "0B1 (rank 1, place 4) is on the wrong rank: stage 0 is on rank 0",
+        "0B1 (rank 1, place 4) is doubled: it is also at rank 0, place 3",
+    ]
 
 
 def test_a_stage_or_microbatch_that_does_not_exist_is_named() -> None:
@@ -111,6 +115,7 @@ def test_many_faults_of_one_kind_are_told_short_and_every_kind_is_told() -> None
     assert found[0] == "0F20 is missing: rank 0 never runs forward of microbatch 20 in stage 0"
     assert found[-1] == "and 36 more such faults"
     assert len(found) == 5
+    assert len(faults(schedule("0F0 0F0 0F0 0F0 0F0 0F0 0B0"))) == 5, "where one line more is no longer than to say so"
     assert [fault.split()[0] for fault in faults(schedule("0F0 0B0 0F0 9F0", "1F0 1F1 1I0", microbatches=1))] == [
         "9F0",
         "1F1",
@@ -147,9 +152,10 @@ def test_a_memory_limit_is_checked_rank_by_rank() -> None:
     assert [line.split()[0] for line in over_limit(made, sizes, 2.25)] == ["0F2", "1F2", "2B0"]
 
 
-def test_a_limit_that_is_a_sum_of_thirds_is_kept_by_exactly_that() -> None:
-    thirds = Sizes.uniform((0, 0, 0))
-    assert over_limit(schedule("0F0 1F0 2F0 2B0 1B0 0B0", placement=(0, 0, 0)), thirds, 1) == []
+def test_three_tenths_are_within_a_limit_of_0_3_although_binary_fractions_are_not() -> None:
+    tenth = Sizes((0.1,), (0.0,), (0.0,))
+    assert 3 * 0.1 > 0.3
+    assert over_limit(schedule("0F0 0F1 0F2 0B0 0B1 0B2"), tenth, 0.3) == []
 
 
 def test_16_ranks_and_1600_microbatches_are_checked_in_under_two_seconds() -> None:

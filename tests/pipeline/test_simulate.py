@@ -93,11 +93,13 @@ def test_stages_of_one_rank_hand_over_without_a_transfer() -> None:
 
 
 def test_the_bubble_is_that_of_the_rank_with_the_longest_span_and_not_of_the_makespan() -> None:
-    """Rank 0 runs from 0 to 24 with 6 of work; rank 1 from 1 to 21, busy throughout."""
-    timeline = simulate(ONE, Times((1, 10), (1, 5), (1, 5)))
-    assert timeline.lengths == (23, 20)
-    assert timeline.cost == 23
-    assert timeline.bubble == pytest.approx((23 - 3) / 23, rel=1e-15)
+    """Rank 1 has nothing to do before 3 and from 5 to 6, and ends with two long weight gradients at 48."""
+    halves = schedule("0F0 0F1 0I0 0I1 0W0 0W1", "1F0 1I0 1F1 1I1 1W0 1W1")
+    timeline = simulate(halves, Times((3, 1), (1, 1), (1, 20)))
+    assert timeline.lengths == (11, 45)
+    assert timeline.makespan == 48
+    assert timeline.cost == 45
+    assert timeline.bubble == pytest.approx(1 / 45, rel=1e-15)
 
 
 def test_one_rank_has_no_bubble() -> None:

@@ -64,11 +64,10 @@ def over_limit(schedule: Schedule, sizes: Sizes, limit: float) -> list[str]:
 
 
 class _Place(NamedTuple):
-    """Where an action stands, in the rank's steps and in its actions: those of a pair are one step and two actions."""
+    """Where an action stands; the two of a pair stand in one place."""
 
     rank: int
     step: int
-    number: int
 
     def __str__(self) -> str:
         return f"rank {self.rank}, place {self.step}"
@@ -86,11 +85,11 @@ class _Places:
 def _places(schedule: Schedule) -> _Places:
     places = _Places()
     for rank, steps in enumerate(schedule.ranks):
-        actions = ((step, action) for step, one in enumerate(steps) for action in actions_of(one))
-        for number, (step, action) in enumerate(actions):
-            place = _Place(rank, step, number)
-            if places.first.setdefault(action, place) is not place:
-                places.again.append((action, place))
+        for number, step in enumerate(steps):
+            place = _Place(rank, number)
+            for action in actions_of(step):
+                if places.first.setdefault(action, place) is not place:
+                    places.again.append((action, place))
     return places
 
 
@@ -164,7 +163,7 @@ def _out_of_order(schedule: Schedule, places: _Places) -> Iterator[str]:
         if _is_known(schedule, action):
             for needed in _followed(action, schedule.stages):
                 other = places.first.get(needed, place)
-                if other.rank == place.rank and other.number > place.number:
+                if other.rank == place.rank and other.step > place.step:
                     yield f"{action} ({place}) comes before {needed} ({other}), which it needs"
 
 
