@@ -22,7 +22,7 @@ from fivefold.data.loader import Microbatch, Step
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import connect
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model, load_initial_weights
+from fivefold.train.build import build_pipeline, load_initial_weights
 from fivefold.train.step import train_step
 
 ROWS, LENGTH, STEPS, WARM = 8, 256, 20, 3
@@ -41,12 +41,12 @@ def steps_per_second(step: Callable[[], object]) -> float:
 def ours(run: Run, tokens: torch.Tensor) -> float:
     """The product's own step: wrapped model, fp32 masters, gradient norm, clipping, fused update."""
     with connect(run.parallel) as mesh:
-        model = build_model(run, mesh)
-        parameters = sharded_parameters(model, mesh)
+        pipeline = build_pipeline(run, mesh)
+        parameters = sharded_parameters(pipeline.stages, mesh)
         load_initial_weights(parameters, run, lambda kind, fields: None)
-        optimizer = ShardedOptimizer(parameters, run.optim)
+        optimizer = ShardedOptimizer(parameters, run.optim, list(parameters))
         batch = Step([Microbatch(tokens[:, :-1], tokens[:, 1:], None, False)], ROWS * LENGTH, 0, ROWS)
-        return steps_per_second(lambda: train_step(model, batch, optimizer, mesh, lr=1e-4, clip=1.0, zero=1))
+        return steps_per_second(lambda: train_step(pipeline, batch, optimizer, mesh, lr=1e-4, clip=1.0))
 
 
 def transformers_step(run: Run, tokens: torch.Tensor) -> float:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Placement
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -149,3 +151,54 @@ def dtensor_over(
     """A DTensor over the memory of `local`, wherever that is: `DTensor.from_local` moves it to the mesh's device."""
     spec = DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, strides, local.dtype))
     return DTensor(local, spec, requires_grad=False)
+
+
+class UnshardedParameter:
+    """A parameter of an FSDP unit while it is gathered, and its gradient before the reduction.
+
+    `tensor` is what the module computes with, the same object each time that it is gathered.
+    """
+
+    def __init__(self, managed: Any) -> None:
+        self._managed = managed
+
+    @property
+    def tensor(self) -> Tensor:
+        """What the module computes with."""
+        return self._managed.unsharded_param
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """What was added up so far, in the format in which it is reduced."""
+        return self._managed.unsharded_accumulated_grad
+
+    @gradient.setter
+    def gradient(self, total: Tensor) -> None:
+        self._managed.unsharded_accumulated_grad = total
+
+
+def unsharded_parameters(unit: FSDPModule) -> list[UnshardedParameter]:
+    """Those of the unit itself, without the units inside it. They exist once it was gathered for the first time."""
+    return [UnshardedParameter(managed) for group in _parameter_groups(unit) for managed in group.fsdp_params]
+
+
+def reduce_gradients(unit: FSDPModule) -> None:
+    """Start what the unit does after the last backward of its parameters: reduce, and drop what was gathered.
+
+    It must be told before (`set_requires_gradient_sync`) that it reduces.
+    """
+    for group in _parameter_groups(unit):
+        group.post_backward()
+
+
+def finish_backward(root: FSDPModule) -> None:
+    """End a step's backward that autograd did not end: later work on the current stream waits for the reductions."""
+    root._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def _parameter_groups(unit: FSDPModule) -> list[Any]:
+    """Torch 2.13 has a list, torch 2.11 one or none."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

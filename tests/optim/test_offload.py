@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from fivefold.config.run import Data, Model, Optim, Parallel, Precision, Run, Source
+from fivefold.config.run import Batch, Data, Model, Optim, Parallel, Precision, Run, Source
 from fivefold.data.loader import Microbatch, Step
 from fivefold.optim import optimizer as optimizer_module
 from fivefold.optim.offload import OffloadedOptimizer, optimizer_for
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh, mesh_of
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model, load_initial_weights
+from fivefold.pipeline.execute import Pipeline
+from fivefold.train.build import build_pipeline, load_initial_weights
 from fivefold.train.step import train_step
 
 MODEL = Model(layers=2, hidden=16, heads=2, ffn=24, vocab=97, bias=True, norm="layernorm", tied=True, init_std=0.1)
@@ -39,21 +40,22 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[Mesh]:
 
 def open_model(
     mesh: Mesh, offload: tuple[str, ...], compute: str = "fp32", zero: int = 1, **optim: Any
-) -> tuple[nn.Module, ShardedOptimizer]:
+) -> tuple[Pipeline, ShardedOptimizer]:
     run = Run(
         name="offloaded",
         steps=1,
         model=MODEL,
         data=Data(train=[Source(path=Path("none"))]),
-        parallel=Parallel(zero=zero),  # type: ignore[arg-type]
+        batch=Batch(global_size=6, micro_size=3),
+        parallel=Parallel(dp=1, zero=zero),  # type: ignore[arg-type]
         precision=Precision(compute=compute),  # type: ignore[arg-type]
         offload=list(offload),  # type: ignore[arg-type]
     )
-    model = build_model(run, mesh)
-    parameters = sharded_parameters(model, mesh)
-    optimizer = optimizer_for(parameters, OPTIM.model_copy(update=optim), offload)
+    pipeline = build_pipeline(run, mesh)
+    parameters = sharded_parameters(pipeline.stages, mesh)
+    optimizer = optimizer_for(parameters, OPTIM.model_copy(update=optim), offload, mesh.pp)
     load_initial_weights(parameters, run, lambda *_: None)
-    return model, optimizer
+    return pipeline, optimizer
 
 
 def open_optimizer(mesh: Mesh, offload: tuple[str, ...], compute: str = "fp32", **optim: Any) -> ShardedOptimizer:
@@ -111,8 +113,8 @@ def test_steps_of_a_model_with_two_microbatches(mesh, zero) -> None:
     batch = Step(microbatches, tokens[:, :, 1:].numel(), 0, 6)
     found = {}
     for offload in (PLAIN, OPTIMIZER, BOTH, (*BOTH, "activations")):
-        model, optimizer = open_model(mesh, offload, zero=zero)
-        losses = [train_step(model, batch, optimizer, mesh, lr=0.01, clip=0.5, zero=zero).loss for _ in range(3)]
+        pipeline, optimizer = open_model(mesh, offload, zero=zero)
+        losses = [train_step(pipeline, batch, optimizer, mesh, lr=0.01, clip=0.5).loss for _ in range(3)]
         found[offload] = {"losses": torch.stack(losses).cpu()} | everything(optimizer)
     assert found[PLAIN]["losses"].diff().abs().min() > 1e-3
     for offload in (OPTIMIZER, BOTH, (*BOTH, "activations")):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ MODELS = {
     "llama-tied": LLAMA.model_copy(update={"tied": True}),
     "llama-kv3": LLAMA.model_copy(update=THREE),
     "llama-layer": LLAMA.model_copy(update={"layers": 1}),
+    "llama-9": LLAMA.model_copy(update={"layers": 9}),
+    "llama-9-tied": LLAMA.model_copy(update={"layers": 9, "tied": True}),
     "llama-two-layers": LLAMA.model_copy(update={"layers": 2}),
     "wide": LLAMA.model_copy(update=WIDE),
     "wide-bloom": BLOOM.model_copy(update=WIDE),
@@ -61,6 +64,11 @@ class Case:
     """A layout of a model; its text is the test's id, without what is as usual."""
 
     model: str
+    pp: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    layers: tuple[int, ...] = ()
+    """Of each stage; none for those that balance it."""
     tp: int = 1
     cp: int = 1
     method: str = "ring"
@@ -73,36 +81,40 @@ class Case:
     micro: int | None = None
     """Sequences of a microbatch; None for two microbatches a step, or one on more than two ranks, to save time."""
     packed: bool = False
+    rows: int = GLOBAL_SIZE
+    """Sequences of a step."""
+    steps: int = STEPS
     fault: str = ""
     """What is done wrong on purpose: a name in `faults.FAULTS`."""
 
     @property
     def world(self) -> int:
         """Ranks in all."""
-        return self.tp * self.cp * self.dp
+        return self.pp * self.tp * self.cp * self.dp
 
     @property
     def micro_size(self) -> int:
         """Sequences of a microbatch."""
         if self.micro is not None:
             return self.micro
-        return GLOBAL_SIZE // self.dp // (2 if self.world <= 2 else 1)
+        return self.rows // self.dp // (2 if self.world <= 2 else 1)
 
     @property
     def parallel(self) -> Parallel:
         """The run file's section."""
-        degrees = {"tp": self.tp, "cp": self.cp, "dp": self.dp, "replicate": self.replicate}
-        return Parallel(**degrees, cp_method=self.method, zero=self.zero)  # type: ignore[arg-type]
+        degrees = {name: getattr(self, name) for name in ("pp", "chunks", "tp", "cp", "dp", "replicate", "zero")}
+        layers = list(self.layers) if self.layers else "auto"
+        return Parallel(**degrees, schedule=self.schedule, layers_per_stage=layers, cp_method=self.method)  # type: ignore[arg-type]
 
     @property
     def run(self) -> Run:
         """The run file."""
         return Run(
             name="parity",
-            steps=STEPS,
+            steps=self.steps,
             model=MODELS[self.model],
             data=Data(train=[Source(path=Path("none"))], seq_len=SEQ_LEN),
-            batch=BatchSizes(global_size=GLOBAL_SIZE, micro_size=self.micro_size),
+            batch=BatchSizes(global_size=self.rows, micro_size=self.micro_size),
             parallel=self.parallel,
             precision=Precision(compute="fp64"),
             recompute=Recompute(mode=self.recompute, every=self.every),  # type: ignore[arg-type]
@@ -111,6 +123,9 @@ class Case:
 
     def __str__(self) -> str:
         words = [self.model]
+        words += [f"pp{self.pp}", self.schedule] if self.pp > 1 else []
+        words += [f"chunks{self.chunks}"] if self.chunks > 1 else []
+        words += ["layers" + "-".join(map(str, self.layers))] if self.layers else []
         words += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp") if getattr(self, axis) > 1]
         words += [self.method] if self.cp > 1 else []
         words += [f"dp{self.dp}"] if self.dp > 1 else []
@@ -120,6 +135,7 @@ class Case:
         words += [f"every{self.every}"] if self.every > 1 else []
         words += [f"offload-{what}" for what in self.offload]
         words += [f"micro{self.micro}"] if self.micro is not None else []
+        words += [f"rows{self.rows}"] if self.rows != GLOBAL_SIZE else []
         words += ["packed"] * self.packed + ([self.fault] if self.fault else [])
         return " ".join(words)
 
@@ -133,17 +149,17 @@ class Batch:
     documents_bs: Tensor
 
 
-def batch(step: int, packed: bool, vocab: int) -> Batch:
+def batch(step: int, packed: bool, vocab: int, size: int = GLOBAL_SIZE) -> Batch:
     """The batch of a step: sequences have from none to all labels, documents of every length from 1."""
     generator = torch.Generator().manual_seed(step)
-    rows = torch.randint(0, vocab, (GLOBAL_SIZE, SEQ_LEN + 1), generator=generator)
+    rows = torch.randint(0, vocab, (size, SEQ_LEN + 1), generator=generator)
     rows[:, ::3] = edges(vocab)[rows[:, ::3] % len(edges(vocab))]
     labels_bs = rows[:, 1:].clone()
-    for row, count in enumerate(LABELS):
+    for row, count in enumerate(LABELS[:size]):
         labels_bs[row, count:] = IGNORE
     documents_bs = torch.zeros_like(labels_bs, dtype=torch.int32)
     if packed:
-        starts = torch.rand(GLOBAL_SIZE, SEQ_LEN, generator=generator) < 0.2
+        starts = torch.rand(size, SEQ_LEN, generator=generator) < 0.2
         starts[:, 0] = False
         documents_bs = starts.cumsum(dim=1).to(torch.int32)
     return Batch(rows[:, :-1].clone(), labels_bs, documents_bs)
@@ -159,17 +175,17 @@ def share_of(case: Case, step: int, dp_rank: int) -> Step:
     """One rank's microbatches of the batch of a step."""
     vocab = MODELS[case.model].vocab
     assert vocab != "auto"
-    whole = batch(step, case.packed, vocab)
+    whole = batch(step, case.packed, vocab, case.rows)
     microbatches = [
         Microbatch(whole.tokens_bs[rows], whole.labels_bs[rows], whole.documents_bs[rows], case.packed)
-        for rows in torch.from_numpy(sample_numbers(0, GLOBAL_SIZE, case.micro_size, dp_rank, case.dp))
+        for rows in torch.from_numpy(sample_numbers(0, case.rows, case.micro_size, dp_rank, case.dp))
     ]
-    return Step(microbatches, int((whole.labels_bs >= 0).sum()), 0, GLOBAL_SIZE)
+    return Step(microbatches, int((whole.labels_bs >= 0).sum()), 0, case.rows)
 
 
 def randomize_vectors(parameters: Mapping[str, Any]) -> None:
     """Give norms and biases random values: those that they start from hide faults. The same on any layout."""
-    for number, parameter in enumerate(parameters.values()):
+    for name, parameter in parameters.items():
         if parameter.ndim == 1:
-            generator = torch.Generator().manual_seed(1000 + number)
+            generator = torch.Generator().manual_seed(crc32(name.encode()))
             fill(parameter, 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))

@@ -27,7 +27,7 @@ class Harness:
 
     def difference(self, case: Case) -> str | None:
         """The first thing in which the layout differs from one process, and how many there are."""
-        found = list(differences(reference(case.model, case.packed), self.run(case)))
+        found = list(differences(reference(case.model, case.packed, case.rows, case.steps), self.run(case)))
         return f"{found[0]} (the first of {len(found)} differences)" if found else None
 
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fivefold.config.run import Parallel
 from fivefold.data.loader import Step
 from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.mesh import Mesh, mesh_of
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model, load_initial_weights
+from fivefold.train.build import build_pipeline, load_initial_weights
 from fivefold.train.step import StepResult, train_step
-from tests.parity.cases import LR, OPTIM, STEPS, Case, randomize_vectors, share_of
+from tests.parity.cases import LR, OPTIM, Case, randomize_vectors, share_of
 from tests.parity.faults import FAULTS
 from tests.parity.pieces import Pieces, piece
 from tests.ranks import kept
@@ -41,14 +41,20 @@ class Rank:
         self.case = case
         self.mesh = mesh_for(case.parallel)
         run = case.run.model_copy(update=changes)
-        self.model = build_model(run, self.mesh)
-        self.state = sharded_parameters(self.model, self.mesh)
+        self.pipeline = build_pipeline(run, self.mesh)
+        self.state = sharded_parameters(self.pipeline.stages, self.mesh)
         load_initial_weights(self.state, run, lambda kind, fields: None)
         randomize_vectors({name: each.whole for name, each in self.state.items()})
-        self.optimizer = optimizer_for(self.state, OPTIM, run.offload)
+        self.pipeline.renew_copies()
+        self.optimizer = optimizer_for(self.state, OPTIM, run.offload, self.mesh.pp)
         self.gradients: Pieces = {}
         self._update = self.optimizer.step
         self.optimizer.step = self._seen_update  # type: ignore[method-assign]
+
+    @property
+    def model(self) -> nn.Module:
+        """The whole model, of a layout with one stage."""
+        return self.pipeline.stages[0]
 
     def _seen_update(self, gradients: list[Tensor], *rest: Any) -> None:
         """The optimizer's update, after a copy of what it takes was kept for the test."""
@@ -62,7 +68,7 @@ class Rank:
 
     def train(self, share: Step) -> StepResult:
         """One optimizer step on any microbatches."""
-        return train_step(self.model, share, self.optimizer, self.mesh, lr=LR, clip=OPTIM.clip, zero=self.case.zero)
+        return train_step(self.pipeline, share, self.optimizer, self.mesh, lr=LR, clip=OPTIM.clip)
 
     def parameters(self) -> Pieces:
         """This rank's pieces."""
@@ -70,12 +76,12 @@ class Rank:
 
 
 def run_steps(case: Case) -> Outcome:
-    """STEPS steps of a layout."""
+    """The steps of a layout."""
     with FAULTS[case.fault]():
         rank = Rank(case)
         results = [rank.step(0)]
         gradients = rank.gradients
-        results += [rank.step(number) for number in range(1, STEPS)]
+        results += [rank.step(number) for number in range(1, case.steps)]
     losses = [result.loss.item() for result in results]
     norms = [result.norm.item() for result in results]
     return Outcome(losses, norms, gradients, rank.parameters())
@@ -83,7 +89,7 @@ def run_steps(case: Case) -> Outcome:
 
 def mesh_for(parallel: Parallel) -> Mesh:
     """The mesh of a layout; kept for the group's life, since groups of ranks are threads and sockets."""
-    key = (parallel.tp, parallel.cp, parallel.replicate, parallel.zero == 0)
+    key = (parallel.pp, parallel.tp, parallel.cp, parallel.replicate, parallel.zero == 0)
     if key not in kept:
         kept[key] = mesh_of(parallel, torch.device("cpu"))
     return kept[key]

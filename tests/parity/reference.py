@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fivefold.model.family import family
 from fivefold.model.part import WHOLE
-from tests.parity.cases import LR, MODELS, OPTIM, STEPS, batch, randomize_vectors
+from tests.parity.cases import GLOBAL_SIZE, LR, MODELS, OPTIM, STEPS, batch, randomize_vectors
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Reference:
 
 
 @functools.cache
-def reference(model_name: str, packed: bool) -> Reference:
-    """STEPS steps of a model."""
+def reference(model_name: str, packed: bool, rows: int = GLOBAL_SIZE, steps: int = STEPS) -> Reference:
+    """Steps of a model on batches of `rows` sequences."""
     spec = MODELS[model_name]
     chosen = family(spec)
     model = chosen.build(spec, WHOLE).double()
@@ -39,8 +39,8 @@ def reference(model_name: str, packed: bool) -> Reference:
     groups = [{"params": decayed, "weight_decay": OPTIM.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIM.betas, eps=OPTIM.eps, foreach=False)
     losses, norms, gradients = [], [], {}
-    for step in range(STEPS):
-        whole = batch(step, packed, spec.vocab)
+    for step in range(steps):
+        whole = batch(step, packed, spec.vocab, rows)
         loss = model(whole.tokens_bs, whole.labels_bs, whole.documents_bs, packed) / (whole.labels_bs >= 0).sum()
         loss.backward()
         if step == 0:

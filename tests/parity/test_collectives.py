@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from fivefold.parallel.zero import begin_microbatch
 from tests.parity.cases import MODELS, Case, share_of
 from tests.parity.measure import counted
 from tests.parity.rank import Rank
@@ -21,7 +20,7 @@ def forward_and_backward(case):
     """The collectives of one microbatch's forward and of its backward."""
     rank = Rank(case)
     (batch, *_) = share_of(case, 0, rank.mesh.dp_rank).microbatches
-    begin_microbatch(rank.model, case.zero, last=True)
+    rank.pipeline.accumulations[0].expect(last=True)
     with counted() as forward:
         loss = rank.model(batch.tokens, batch.labels, batch.documents, batch.packed)
     with counted() as backward:
@@ -29,13 +28,12 @@ def forward_and_backward(case):
     return forward, backward
 
 
-def whole_step(case, repeats=1):
-    """The collectives of a step, the second one, when nothing is set up any more; its microbatches come repeatedly."""
+def whole_step(case):
+    """The collectives of a step, the second one, when nothing is set up any more."""
     rank = Rank(case)
     rank.step(0)
-    share = share_of(case, 1, rank.mesh.dp_rank)
     with counted() as counts:
-        rank.train(dataclasses.replace(share, microbatches=share.microbatches * repeats))
+        rank.step(1)
     return counts
 
 
@@ -73,17 +71,17 @@ UNITS = MODELS["llama"].layers + 3
 
 @pytest.mark.parametrize(
     ("zero", "gathers", "reductions"),
-    [(1, UNITS, UNITS), (2, UNITS, 8 * UNITS), (3, 8 * 2 * UNITS, 8 * UNITS)],
+    [(1, UNITS, UNITS), (2, UNITS, 4 * UNITS), (3, 4 * 2 * UNITS, 4 * UNITS)],
 )
-def test_zero_1_gathers_and_reduces_each_unit_once_a_step_of_eight_microbatches(ranks, zero, gathers, reductions):
-    counts = ranks.run(2, whole_step, Case("llama", dp=2, zero=zero, micro=1), 2)
+def test_zero_1_gathers_and_reduces_each_unit_once_a_step_of_four_microbatches(ranks, zero, gathers, reductions):
+    counts = ranks.run(2, whole_step, Case("llama", dp=2, zero=zero, micro=1))
     assert counts == [Counter({"all-gather": gathers, "reduce-scatter": reductions, "all-reduce": 1})] * 2
 
 
 def test_replicas_add_up_their_shards_once_a_step_however_often_the_shards_are_reduced(ranks):
     case = Case("llama", dp=4, replicate=2, zero=2, micro=1)
-    expected = Counter({"all-gather": UNITS, "reduce-scatter": 4 * UNITS, "all-reduce": UNITS + 1})
-    assert ranks.run(4, whole_step, case, 2) == [expected] * 4
+    expected = Counter({"all-gather": UNITS, "reduce-scatter": 2 * UNITS, "all-reduce": UNITS + 1})
+    assert ranks.run(4, whole_step, case) == [expected] * 4
 
 
 UNIT_FORWARD, UNIT_BACKWARD = Counter({"all-gather": 1}), Counter({"reduce-scatter": 1})

@@ -41,7 +41,7 @@ def losses(case, folder):
     def loss():
         place = rank.mesh.dp_rank, rank.mesh.dp
         batches = validation_batches(TokenSet.open(folder), SEQ_LEN, 10_000, 2, *place, document_mask=True)
-        return validation_loss(rank.model, batches, rank.mesh)
+        return validation_loss(rank.pipeline, batches, rank.mesh)
 
     before = loss()
     rank.step(0)

@@ -12,7 +12,7 @@ from fivefold.data.tokens import TokenSet
 from fivefold.data.writer import TokenWriter
 from fivefold.parallel.mesh import connect
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model, load_initial_weights
+from fivefold.train.build import build_pipeline, load_initial_weights
 from fivefold.train.evaluate import validation_loss
 
 LENGTHS = (5, 1, 8, 11)  # together one row of 24 targets and the token before them
@@ -30,13 +30,15 @@ def test_it_is_the_mean_over_documents_that_do_not_see_each_other(tmp_path):
         steps=1,
         model=MODEL,
         data=Data(train=[Source(path=Path("none"))]),
+        parallel=Parallel(dp=1),
         precision=Precision(compute="fp64"),
     )
     with connect(Parallel()) as mesh:
-        model = build_model(run, mesh)
-        load_initial_weights(sharded_parameters(model, mesh), run, lambda *_: None)
+        pipeline = build_pipeline(run, mesh)
+        load_initial_weights(sharded_parameters(pipeline.stages, mesh), run, lambda *_: None)
         batches = validation_batches(TokenSet.open(tmp_path / "held"), 24, 1000, 2, 0, 1, document_mask=True)
-        found = validation_loss(model, batches, mesh)
+        found = validation_loss(pipeline, batches, mesh)
+        model = pipeline.stages[0]
         with torch.no_grad():
             documents = [torch.from_numpy(part)[None] for part in np.split(tokens, np.cumsum(LENGTHS)[:-1])]
             losses = [model(each[:, :-1], each[:, 1:]).item() for each in documents if each.numel() > 1]

@@ -36,7 +36,7 @@ def test_a_fork_that_was_killed_before_it_had_anything_can_be_made_again(trainer
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fivefold.train.opening.build_model", killed)
+        patched.setattr("fivefold.train.opening.build_pipeline", killed)
         with pytest.raises(KeyboardInterrupt):
             trainer.train(*SHORT, fork="branch")
     trainer.train(*SHORT, fork="branch")

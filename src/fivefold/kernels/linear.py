@@ -43,7 +43,7 @@ class WeightGradient:
     """The gradient of a linear layer's weight (and bias), not computed yet."""
 
     weight: Tensor
-    """The parameter, as forward used it."""
+    """The parameter that forward used, the object itself: saved for backward it can come back as another."""
     bias: Tensor | None
     d_y_to: Tensor
     x_ti: Tensor
@@ -119,7 +119,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, deferral: Deferral) -> Tensor:
         ctx.save_for_backward(x_ti, weight_oi)
-        ctx.bias, ctx.deferral = bias_o, deferral
+        ctx.parameters, ctx.deferral = (weight_oi, bias_o), deferral
         return linear(x_ti, weight_oi, bias_o)
 
     @staticmethod
@@ -128,9 +128,9 @@ class _Linear(torch.autograd.Function):
         x_ti, weight_oi = ctx.saved_tensors
         d_x_ti = multiply(d_y_to, weight_oi) if ctx.needs_input_grad[0] else None
         if ctx.deferral.collecting:
-            ctx.deferral.put(WeightGradient(weight_oi, ctx.bias, d_y_to, x_ti))
+            ctx.deferral.put(WeightGradient(*ctx.parameters, d_y_to, x_ti))
             return d_x_ti, None, None, None
-        return d_x_ti, multiply(d_y_to.T, x_ti), None if ctx.bias is None else d_y_to.sum(0), None
+        return d_x_ti, multiply(d_y_to.T, x_ti), d_y_to.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:

@@ -25,7 +25,8 @@ class Family:
 
     name: str
     build: Callable[[Model, Part], nn.Module]
-    """Makes the modules of a part; called on the meta device. It has `layers`, and a forward as `Transformer`'s."""
+    """Makes the modules of a part; called on the meta device. It has `layers`, and a forward as `Transformer`'s: what
+    travels between its stages has a row of model.hidden numbers a token."""
     initialize: Callable[[Mapping[str, Tensor], Model, int], None]
     """Fills this rank's piece of each parameter from (whole parameters by name, model, seed), on every layout alike."""
     splits: bool = False

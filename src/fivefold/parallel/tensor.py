@@ -122,7 +122,7 @@ class _Column(torch.autograd.Function):
         ctx, x_ti: Tensor, weight_oi: Tensor, bias_o: Tensor | None, tp: Axis, deferral: Deferral | None
     ) -> Tensor:
         ctx.save_for_backward(x_ti, weight_oi)
-        ctx.tp, ctx.bias, ctx.deferral = tp, bias_o, deferral
+        ctx.tp, ctx.parameters, ctx.deferral = tp, (weight_oi, bias_o), deferral
         y_To, _ = gather_multiply(x_ti, weight_oi.T, tp)
         return y_To if bias_o is None else y_To.add_(bias_o)
 
@@ -132,12 +132,12 @@ class _Column(torch.autograd.Function):
         x_ti, weight_oi = ctx.saved_tensors
         if ctx.deferral is not None and ctx.deferral.collecting:
             d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
-            ctx.deferral.put(WeightGradient(weight_oi, ctx.bias, d_y_To, x_ti, fetch=ctx.tp.start_gather))
+            ctx.deferral.put(WeightGradient(*ctx.parameters, d_y_To, x_ti, fetch=ctx.tp.start_gather))
             return d_x.wait(), None, None, None, None
         gathered = ctx.tp.start_gather(x_ti)
         d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
         d_weight_oi = multiply(d_y_To.T, gathered.wait())
-        return d_x.wait(), d_weight_oi, None if ctx.bias is None else d_y_To.sum(0), None, None
+        return d_x.wait(), d_weight_oi, d_y_To.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 class _Row(torch.autograd.Function):
@@ -146,7 +146,7 @@ class _Row(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x_Ti: Tensor, weight_oi: Tensor, tp: Axis, deferral: Deferral | None) -> Tensor:
         ctx.save_for_backward(x_Ti, weight_oi)
-        ctx.tp, ctx.deferral = tp, deferral
+        ctx.tp, ctx.weight, ctx.deferral = tp, weight_oi, deferral
         return start_multiply_scatter(x_Ti, weight_oi.T, tp).wait()
 
     @staticmethod
@@ -155,7 +155,7 @@ class _Row(torch.autograd.Function):
         x_Ti, weight_oi = ctx.saved_tensors
         d_x_Ti, d_y_To = gather_multiply(d_y_to, weight_oi, ctx.tp)
         if ctx.deferral is not None and ctx.deferral.collecting:
-            ctx.deferral.put(WeightGradient(weight_oi, None, d_y_To, x_Ti))
+            ctx.deferral.put(WeightGradient(ctx.weight, None, d_y_To, x_Ti))
             return d_x_Ti, None, None, None
         return d_x_Ti, multiply(d_y_To.T, x_Ti), None, None
 

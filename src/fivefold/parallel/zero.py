@@ -10,13 +10,17 @@ model is wrapped even on one rank. Sources: Rajbhandari et al. 2020 (ZeRO), Zhao
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from fivefold._torch import finish_backward, reduce_gradients, unsharded_parameters
 from fivefold.config.run import Precision
+from fivefold.kernels.linear import WeightGradient, add_product
 from fivefold.parallel.mesh import Mesh
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,13 +61,86 @@ def shard_data_parallel(
             unit.set_force_sum_reduction_for_comms(True)
 
 
-def begin_microbatch(model: nn.Module, stage: int, last: bool) -> None:
-    """Say, before a microbatch's forward, whether its backward ends the step's accumulation."""
-    assert isinstance(model, FSDPModule)
-    model.set_is_last_backward(last)
-    model.set_requires_gradient_sync(last or stage >= 2)
-    model.set_requires_all_reduce(last)
-    model.set_reshard_after_backward(last or stage >= 3)
+class Accumulation:
+    """How one stage's gradients add up over the backwards of a step, and when they are reduced.
+
+    ZeRO 2 and 3 reduce after each backward; in a pipeline, where microbatches are under way together, every ZeRO degree
+    reduces once a step. Gradients of weights that were computed apart are added to what FSDP adds up.
+    """
+
+    def __init__(self, model: nn.Module, zero: int, pipelined: bool, precision: Precision) -> None:
+        assert isinstance(model, FSDPModule)
+        self.model, self._format = model, reduce_dtype(precision)
+        self._reduces_each, self._gathers_each = zero >= 2 and not pipelined, zero >= 3
+        self._last: bool | None = None
+
+    def expect(self, last: bool) -> None:
+        """Say, before a forward or a backward, whether the next backward reduces: the last of the step."""
+        if last == self._last:
+            return
+        self._last = last
+        self.model.set_is_last_backward(last)
+        self.model.set_requires_gradient_sync(last or self._reduces_each)
+        self.model.set_requires_all_reduce(last)
+        self.model.set_reshard_after_backward(last or self._gathers_each)
+
+    @torch.no_grad()
+    def add(self, gradients: Sequence[WeightGradient]) -> None:
+        """Compute gradients that waited, and add them up."""
+        for _ in self._added(gradients):
+            pass
+
+    @torch.no_grad()
+    def add_and_reduce(self, gradients: Sequence[WeightGradient]) -> None:
+        """As `add`, for the last gradients of a step: each unit is reduced as soon as it has its own."""
+        self.expect(last=True)
+        lacking = Counter(self._owners.unit_of(gradient.weight) for gradient in gradients)
+        for gradient in self._added(gradients):
+            unit = self._owners.unit_of(gradient.weight)
+            lacking[unit] -= 1
+            if not lacking[unit]:
+                reduce_gradients(unit)
+        finish_backward(self.model)
+
+    def _added(self, gradients: Sequence[WeightGradient]) -> Iterator[WeightGradient]:
+        """Each gradient after it was added, while what the next one needs is on its way."""
+        for number, gradient in enumerate(gradients):
+            for near in gradients[number : number + 2]:
+                near.start()
+            gradient.add_to(self._owners)
+            yield gradient
+
+    @cached_property
+    def _owners(self) -> Owners:
+        """Made at the first gradient that waited, when every unit was gathered once."""
+        return Owners(self.model, self._format)
+
+
+class Owners:
+    """The gradients that FSDP adds up for the gathered parameters of a stage, which are known by their identity."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._owners = {
+            id(parameter.tensor): (unit, parameter)
+            for unit in sharded_units(model)
+            for parameter in unsharded_parameters(unit)
+        }
+
+    def unit_of(self, parameter: Tensor) -> FSDPModule:
+        """The unit that gathers and reduces `parameter`."""
+        return self._owners[id(parameter)][0]
+
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add left @ right to the gradient of `parameter`."""
+        _, total = self._owners[id(parameter)]
+        total.gradient = add_product(total.gradient, left, right, self._dtype)
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add `gradient` to that of `parameter`."""
+        _, total = self._owners[id(parameter)]
+        before = total.gradient
+        total.gradient = gradient.to(self._dtype) if before is None else before.add_(gradient)
 
 
 def release_gathered(model: nn.Module) -> None:

@@ -69,6 +69,11 @@ class Schedule:
         """Each rank's actions, in order, pairs taken apart."""
         return tuple(tuple(action for step in steps for action in actions_of(step)) for steps in self.ranks)
 
+    @property
+    def splits(self) -> bool:
+        """Whether some backward comes in two halves."""
+        return any(action.kind == "W" for _, action in self.all_actions())
+
     def stages_of(self, rank: int) -> list[int]:
         """The stages that `rank` has, in ascending order."""
         return [stage for stage, holder in enumerate(self.placement) if holder == rank]
@@ -86,3 +91,16 @@ def looped(ranks: int, chunks: int) -> tuple[int, ...]:
 def v_shaped(ranks: int) -> tuple[int, ...]:
     """The placement of two chunks a rank in which stages go down the ranks and up again: first and last on rank 0."""
     return (*range(ranks), *reversed(range(ranks)))
+
+
+def forward_only(placement: tuple[int, ...], microbatches: int) -> Schedule:
+    """The forwards alone, as validation runs them: groups of as many microbatches as ranks, stage by stage.
+
+    All stages of all ranks follow one common order, so no circle can arise, wherever the stages are.
+    """
+    ranks = max(placement) + 1
+    ordered: list[list[Step]] = [[] for _ in range(ranks)]
+    for first in range(0, microbatches, ranks):
+        for stage, rank in enumerate(placement):
+            ordered[rank] += (Action("F", stage, m) for m in range(first, min(first + ranks, microbatches)))
+    return Schedule("forward-only", tuple(map(tuple, ordered)), placement, microbatches)

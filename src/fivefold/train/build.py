@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
+from fivefold.kernels.linear import Deferral
 from fivefold.model.family import family
 from fivefold.model.hf_import import OnEvent, load_huggingface
 from fivefold.model.part import Part
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
-from fivefold.parallel.zero import master_dtype, shard_data_parallel
+from fivefold.parallel.tied import tied_embedding
+from fivefold.parallel.zero import DTYPES, Accumulation, master_dtype, shard_data_parallel
+from fivefold.pipeline.execute import Boundary, Pipeline
+from fivefold.pipeline.of_run import schedule_of_run
 from fivefold.pipeline.stages import stage_layers
 
 
-def build_model(run: Run, mesh: Mesh) -> nn.Module:
-    """This rank's part of the model, sharded, on its device or, if the run says so, in CPU memory; its weights are not
-    set yet.
+def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
+    """This rank's stages and the schedule by which they work, of a run whose ranks are known; a collective call.
 
-    Raises UserError if the family cannot be split as the layout asks.
+    Their weights are not set yet. Raises UserError if the schedule cannot run, or if the family cannot be split as the layout asks.
     """
-    chosen, part = family(run.model), part_of(run, mesh)
+    schedule = schedule_of_run(run)
+    deferral = Deferral()
+    stages = build_stages(run, mesh, schedule.placement, deferral if schedule.splits else None)
+    pipelined = schedule.stages > 1
+    accumulations = {
+        stage: Accumulation(model, run.parallel.zero, pipelined, run.precision) for stage, model in stages.items()
+    }
+    boundary = Boundary(run.model.hidden, mesh.tp.size * mesh.cp.size, DTYPES[run.precision.compute], mesh.device)
+    tied = tied_embedding(stages, schedule.placement, mesh)
+    return Pipeline(stages, accumulations, deferral, schedule, mesh.pp, boundary, tied)
+
+
+def build_stages(
+    run: Run, mesh: Mesh, placement: Sequence[int], deferral: Deferral | None = None
+) -> dict[int, nn.Module]:
+    """This rank's stages by number, each sharded, on its device or, if the run says so, in CPU memory.
+
+    Their weights are not set yet. Raises UserError if the family cannot be split as the layout asks.
+    """
+    mine = [stage for stage, rank in enumerate(placement) if rank == mesh.pp.rank]
+    return {stage: _build(run, mesh, part_of(run, mesh, stage, deferral)) for stage in mine}
+
+
+def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
+    chosen = family(run.model)
     if not part.plain and not chosen.splits:
         raise UserError(
-            f"model.family {chosen.name} can be spread by data parallelism alone; use parallel.tp, parallel.cp and "
-            "parallel.pp 1, recompute.mode none, and do not offload activations"
+            f"model.family {chosen.name} can be spread by data parallelism alone; use parallel.tp, parallel.cp, "
+            "parallel.pp and parallel.chunks 1, recompute.mode none, and do not offload activations"
         )
     with torch.device("meta"):
         model = chosen.build(run.model, part)
@@ -39,18 +66,19 @@ def build_model(run: Run, mesh: Mesh) -> nn.Module:
     return model.train()
 
 
-def part_of(run: Run, mesh: Mesh) -> Part:
-    """What this rank builds."""
-    stages, stage = mesh.grid.pp, mesh.grid.role(mesh.rank).pp
+def part_of(run: Run, mesh: Mesh, stage: int, deferral: Deferral | None = None) -> Part:
+    """What a stage is of the model, and the ranks that it computes with."""
+    layers = stage_layers(run)
     return Part(
-        layers=None if stages == 1 else stage_layers(run.model, run.parallel)[stage],
+        layers=None if len(layers) == 1 else layers[stage],
         first=stage == 0,
-        last=stage == stages - 1,
+        last=stage == len(layers) - 1,
         tp=mesh.tp,
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
         recompute=run.recompute,
         offload_activations="activations" in run.offload,
+        deferral=deferral,
     )
 
 

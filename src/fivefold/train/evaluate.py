@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
 
 from fivefold.data.loader import Microbatch
 from fivefold.parallel.mesh import Mesh
-from fivefold.parallel.zero import release_gathered
+from fivefold.pipeline.execute import Pipeline
 
 
-@torch.no_grad()
-def validation_loss(model: nn.Module, batches: Iterable[Microbatch], mesh: Mesh) -> float:
+def validation_loss(pipeline: Pipeline, batches: Iterable[Microbatch], mesh: Mesh) -> float:
     """Mean loss over all labels of all ranks' `batches`, NaN without any; each rank must bring as many batches."""
-    model.eval()
-    total = torch.zeros(2, dtype=torch.float64, device=mesh.device)  # loss, labels
-    for batch in batches:
-        inputs = batch.to(mesh.device, non_blocking=True)
-        total[0] += model(inputs.tokens, inputs.labels, inputs.documents, inputs.packed)
-        if mesh.counts:
-            total[1] += (inputs.labels >= 0).sum()
-    release_gathered(model)
-    model.train()
-    loss, labels = mesh.sum(total).tolist()
-    return loss / labels if labels else math.nan
+    labels = torch.zeros((), dtype=torch.float64, device=mesh.device)
+
+    def counted() -> Iterator[Microbatch]:
+        for batch in batches:
+            inputs = batch.to(mesh.device, non_blocking=True)
+            if pipeline.has_loss and mesh.counts:
+                labels.add_((inputs.labels >= 0).sum())
+            yield inputs
+
+    losses = pipeline.evaluate(counted())
+    loss, count = mesh.sum(torch.stack([losses, labels])).tolist()
+    return loss / count if count else math.nan

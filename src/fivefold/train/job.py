@@ -1,4 +1,4 @@
-"""A job is a run made real on one rank: model, optimizer, data, checkpoints and reporting.
+"""A job is a run made real on one rank: pipeline, optimizer, data, checkpoints and reporting.
 
 What `loop.py` calls each step stands here; `opening.py` puts a job together.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.config.duration import parse_duration
@@ -22,6 +22,7 @@ from fivefold.observe.observer import Observer
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
+from fivefold.pipeline.execute import Pipeline
 from fivefold.train.evaluate import validation_loss
 from fivefold.train.meter import Meter, Reading
 from fivefold.train.progress import Progress
@@ -39,7 +40,7 @@ class Job:
     run: Run
     mesh: Mesh
     data: RunData
-    model: nn.Module
+    pipeline: Pipeline
     optimizer: ShardedOptimizer
     progress: Progress
     loader: Loader
@@ -110,7 +111,7 @@ class Job:
                 self.mesh.dp,
                 self.run.data.document_mask,
             )
-            losses[name] = validation_loss(self.model, batches, self.mesh)
+            losses[name] = validation_loss(self.pipeline, batches, self.mesh)
         self.observer.validation(self.progress.step, losses)
 
     def save(self) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from torch import nn
-
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.checkpoint.find import Found
 from fivefold.checkpoint.load import stored_names
@@ -27,7 +25,8 @@ from fivefold.optim.offload import optimizer_for
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model, load_initial_weights
+from fivefold.pipeline.execute import Pipeline
+from fivefold.train.build import build_pipeline, load_initial_weights
 from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release
 from fivefold.train.job import Job, Reports, pass_on, state_tensors
 from fivefold.train.meter import Meter
@@ -87,7 +86,7 @@ def _opened(
     start: Start, mesh: Mesh, options: TrainOptions, checkpointer: Checkpointer, reports: Reports
 ) -> Iterator[Job]:
     run, progress = start.progress.with_steps(start.run), start.progress
-    model, optimizer = _model(start, mesh, checkpointer, reports)
+    pipeline, optimizer = _pipeline(start, mesh, checkpointer, reports)
     observer = _observer(run, mesh, start.folder, None if start.found is None else progress.step)
     loader = _loader(run, mesh, start.data, progress)
     try:
@@ -98,11 +97,11 @@ def _opened(
             run=run,
             mesh=mesh,
             data=start.data,
-            model=model,
+            pipeline=pipeline,
             optimizer=optimizer,
             progress=progress,
             loader=loader,
-            meter=Meter(run, mesh, list(optimizer.parameters)),
+            meter=Meter(run, mesh, optimizer.names),
             observer=observer,
             checkpointer=checkpointer,
             reports=reports,
@@ -119,20 +118,22 @@ def _opened(
         observer.close()
 
 
-def _model(
+def _pipeline(
     start: Start, mesh: Mesh, checkpointer: Checkpointer, reports: Reports
-) -> tuple[nn.Module, ShardedOptimizer]:
-    """The model and its optimizer, as they were when the checkpoint was saved, or new."""
-    model = build_model(start.run, mesh)
-    parameters = sharded_parameters(model, mesh)
-    optimizer = optimizer_for(parameters, start.run.optim, start.run.offload)
+) -> tuple[Pipeline, ShardedOptimizer]:
+    """The stages of the model and their optimizer, as they were when the checkpoint was saved, or new."""
+    pipeline = build_pipeline(start.run, mesh)
+    pipeline.connect()
+    parameters = sharded_parameters(pipeline.stages, mesh)
+    optimizer = optimizer_for(parameters, start.run.optim, start.run.offload, mesh.pp)
     if start.found is None:
         load_initial_weights(parameters, start.run, lambda *event: reports.put(event))
     else:
         has_moments = any(name.startswith("optim.") for name in stored_names(start.found))
         state = optimizer.materialize() if has_moments else {}
         checkpointer.load(start.found, state_tensors(parameters, state))
-    return model, optimizer
+    pipeline.renew_copies()
+    return pipeline, optimizer
 
 
 def resolve(run: Run, mesh: Mesh) -> Run:

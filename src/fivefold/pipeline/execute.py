@@ -1,0 +1,285 @@
+"""Running a schedule: this rank's stages compute its list of actions, and exchange with other ranks what these need.
+
+Sends are asynchronous and wait for nobody. A receive is posted one action ahead and waited for just before it is
+needed, so transfers run beside computation. Each ordered pair of ranks has a channel of its own, and both sides go
+through its messages in the sender's order: nothing can be mixed up, and what the checker found free of circles cannot
+stop. Shapes follow from the microbatches, which every rank of the pipeline reads itself, so their lengths may differ.
+
+One stage on one rank is the same with nothing to exchange: forwards and backwards in turn accumulate gradients.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import islice, pairwise
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from fivefold.errors import RunError
+from fivefold.kernels.linear import Deferral, WeightGradient
+from fivefold.parallel.axis import Pending
+from fivefold.parallel.links import Links, Sent
+from fivefold.parallel.tied import TiedEmbedding
+from fivefold.parallel.zero import Accumulation, release_gathered
+from fivefold.pipeline.arrivals import Message, receives
+from fivefold.pipeline.clock import Clock
+from fivefold.pipeline.flow import gives, needs, receiver
+from fivefold.pipeline.schedule import Action, Schedule, forward_only
+
+T = TypeVar("T")
+
+
+class Inputs(Protocol):
+    """A microbatch, as `data.loader` has it; the same on every rank of the pipeline."""
+
+    tokens: Tensor
+    labels: Tensor
+    documents: Tensor | None
+    packed: bool
+
+    def to(self, device: torch.device) -> Inputs:
+        """The same on a device."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What travels between stages: an activation (t, width), and its gradient."""
+
+    width: int
+    ranks: int
+    """Ranks of tp and cp, which hold equal parts of a microbatch's tokens."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def shape(self, inputs: Inputs) -> tuple[int, int]:
+        """Of this rank's part."""
+        return inputs.tokens.numel() // self.ranks, self.width
+
+
+class Pipeline:
+    """This rank's stages of the model, and how they work on the microbatches of a step together with other ranks'."""
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        accumulations: Mapping[int, Accumulation],
+        deferral: Deferral,
+        schedule: Schedule,
+        links: Links,
+        boundary: Boundary,
+        tied: TiedEmbedding | None = None,
+    ) -> None:
+        self.stages, self.accumulations, self.deferral = stages, accumulations, deferral
+        self.schedule, self.links, self.boundary = schedule, links, boundary
+        self.tied = tied
+        self.clock = Clock(boundary.device)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank has the last stage, and so sees the losses."""
+        return self.schedule.placement[-1] == self.links.rank
+
+    @cached_property
+    def last_gradients(self) -> frozenset[Action]:
+        """Of each stage of this rank, the action that completes its gradients."""
+        last = {action.stage: action for action in self.schedule.actions[self.links.rank] if action.kind in "BW"}
+        return frozenset(last.values())
+
+    def train(self, microbatches: Sequence[Inputs], labels: int) -> Tensor:
+        """Compute the gradients of the mean loss over all `labels`; this rank's share of the loss, a scalar in fp64.
+
+        Raises RunError if another rank does not deliver.
+        """
+        loss = _Passage(self, self.schedule, microbatches, max(1, labels)).run()
+        if self.tied is not None:
+            self.tied.add_gradients()
+        return loss
+
+    def renew_copies(self) -> None:
+        """Give what stages hold as a copy the value that its owner has now: after each update, and at the start."""
+        if self.tied is not None:
+            self.tied.share()
+
+    @torch.no_grad()
+    def evaluate(self, microbatches: Iterable[Inputs]) -> Tensor:
+        """This rank's share of the sum of the losses, a scalar in fp64, forward only.
+
+        All ranks of the pipeline bring the same microbatches. Raises RunError if another rank does not deliver.
+        """
+        for model in self.stages.values():
+            model.eval()
+        total = torch.zeros((), dtype=torch.float64, device=self.boundary.device)
+        for some in _groups(microbatches, 2 * self.links.size):
+            total += _Passage(self, _forward_only(self.schedule.placement, len(some)), some, 1).run()
+        for model in self.stages.values():
+            release_gathered(model)
+            model.train()
+        return total
+
+    def connect(self) -> None:
+        """Use each channel once; a collective call, before the first step."""
+        self.links.warm_up(self._channels, self.boundary.device)
+
+    def transfer_seconds(self, inputs: Inputs) -> float:
+        """What one microbatch's activation takes from each rank to the next, all at once; a collective call."""
+        return min(max(self.links.gather(self._seconds_of_transfers(inputs))) for _ in range(3))
+
+    def _seconds_of_transfers(self, inputs: Inputs) -> float:
+        here, boundary = self.links.rank, self.boundary
+        shape = boundary.shape(inputs)
+        downward = [channel for channel in self._channels if channel[0] < channel[1]]
+        start = self.clock.now()
+        output = torch.zeros(shape, dtype=boundary.dtype, device=boundary.device)
+        transfers: list[Pending | Sent] = [
+            self.links.send(output, target)
+            if source == here
+            else self.links.receive(shape, boundary.dtype, boundary.device, source)
+            for source, target in downward
+            if here in (source, target)
+        ]
+        for each in transfers:
+            each.wait()
+        return self.clock.now() - start
+
+    @cached_property
+    def _channels(self) -> list[tuple[int, int]]:
+        """The ordered pairs of ranks that exchange something, forward or backward."""
+        placement = self.schedule.placement
+        forward = {(a, b) for a, b in pairwise(placement) if a != b}
+        return sorted(forward | {(b, a) for a, b in forward})
+
+
+class _Passage:
+    """One run through a schedule."""
+
+    def __init__(self, pipeline: Pipeline, schedule: Schedule, microbatches: Sequence[Inputs], divisor: int) -> None:
+        self.pipeline, self.schedule, self.divisor = pipeline, schedule, divisor
+        self.rank, self.clock = pipeline.links.rank, pipeline.clock
+        device = pipeline.boundary.device
+        assert len(microbatches) == schedule.microbatches, "the schedule is made for the microbatches of a step"
+        self.microbatches = [inputs.to(device) for inputs in microbatches]
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.given: dict[Action, Tensor | Pending] = {}
+        """By maker, what other actions made for this rank's, there or on its way."""
+        self.sent: deque[Sent] = deque()
+        self.kept: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
+        """Of each stage and microbatch between F and I: its input, and where its backward begins. Its output is not
+        kept: no gradient needs it, unless autograd says so."""
+        self.waiting: dict[tuple[int, int], list[WeightGradient]] = {}
+        """Of each stage and microbatch between I and W."""
+
+    def run(self) -> Tensor:
+        """All actions of this rank in order; the sum of its losses over the divisor."""
+        compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
+        for action, messages in zip(self.schedule.actions[self.rank], _receives(self.schedule, self.rank), strict=True):
+            for message in messages:
+                self._post(message)
+            compute[action.kind](action)
+            while self.sent and self.sent[0].done():
+                self.sent.popleft()
+        for sent in self.sent:
+            self._await(sent, "its last sends")
+        left = [*self.given, *self.kept, *self.waiting]
+        assert not left, f"computed for nothing, or never used, at the end of the schedule: {left}"
+        return self.loss
+
+    def _forward(self, action: Action) -> None:
+        _, stage, number = action
+        x_td = self._take(action)
+        if x_td is not None and torch.is_grad_enabled():
+            x_td.requires_grad_()
+        inputs = self.microbatches[number]
+        arguments: dict[str, Any] = {} if x_td is None else {"x_td": x_td}
+        with self.clock.during(action):
+            model = self.pipeline.stages[stage]
+            out = model(inputs.tokens, inputs.labels, inputs.documents, inputs.packed, **arguments)
+            if stage == self.schedule.stages - 1:
+                out = out / self.divisor
+                self.loss += out.detach()
+            if torch.is_grad_enabled():
+                self.kept[stage, number] = x_td, get_gradient_edge(out)
+        self._give(action, out.detach())
+
+    def _backward(self, action: Action) -> None:
+        self._go_back(action, ends_step=action in self.pipeline.last_gradients)
+
+    def _input_gradient(self, action: Action) -> None:
+        with self.pipeline.deferral.collect() as collected:
+            self._go_back(action, ends_step=False)
+        self.waiting[action.stage, action.microbatch] = collected
+
+    def _go_back(self, action: Action, ends_step: bool) -> None:
+        _, stage, number = action
+        gradient_td = self._take(action) if stage < self.schedule.stages - 1 else None
+        x_td, edge = self.kept.pop((stage, number))
+        self.pipeline.accumulations[stage].expect(last=ends_step)
+        with self.clock.during(action):
+            torch.autograd.backward((edge,), (gradient_td,))
+        if x_td is not None:
+            assert x_td.grad is not None, "every stage's output depends on its input"
+            self._give(action, x_td.grad)
+
+    def _weight_gradient(self, action: Action) -> None:
+        accumulation = self.pipeline.accumulations[action.stage]
+        gradients = self.waiting.pop((action.stage, action.microbatch))
+        with self.clock.during(action):
+            if action in self.pipeline.last_gradients:
+                accumulation.add_and_reduce(gradients)
+            else:
+                accumulation.add(gradients)
+
+    def _post(self, message: Message) -> None:
+        boundary = self.pipeline.boundary
+        shape = boundary.shape(self.microbatches[message.action.microbatch])
+        pending = self.pipeline.links.receive(shape, boundary.dtype, boundary.device, message.source)
+        self.given[gives(message.action)] = pending
+
+    def _give(self, action: Action, output: Tensor) -> None:
+        """Hand what an action made to the stage that takes it in, wherever that is."""
+        stage = receiver(action, self.schedule.stages)
+        if stage is None:
+            return
+        target = self.schedule.placement[stage]
+        if target == self.rank:
+            self.given[gives(action)] = output
+        else:
+            self.sent.append(self.pipeline.links.send(output, target))
+
+    def _take(self, action: Action) -> Tensor | None:
+        """What an action needs of another, waited for; None for the first stage's forward."""
+        maker = needs(action, self.schedule.stages)
+        if maker is None:
+            return None
+        given = self.given.pop(maker)
+        if isinstance(given, Tensor):
+            return given
+        source = self.schedule.placement[maker.stage]
+        return self._await(given, f"{action}, which needs {maker} of pipeline rank {source}")
+
+    def _await(self, transfer: Pending | Sent, what: str) -> Any:
+        try:
+            return transfer.wait()
+        except RuntimeError as error:
+            raise RunError(f"pipeline rank {self.rank} stopped in {what}: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _receives(schedule: Schedule, rank: int) -> list[tuple[Message, ...]]:
+    return receives(schedule, rank)
+
+
+@lru_cache(maxsize=8)
+def _forward_only(placement: tuple[int, ...], microbatches: int) -> Schedule:
+    return forward_only(placement, microbatches)
+
+
+def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    source = iter(items)
+    while group := list(islice(source, size)):
+        yield group
