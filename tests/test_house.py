@@ -41,6 +41,7 @@ PURE = (
     "fivefold.plan.overview",
     "fivefold.plan.planned",
     "fivefold.plan.ranks",
+    "fivefold.plan.schedule",
     "fivefold.plugins",
     "fivefold.train.options",
     "fivefold.train.start",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,26 @@ def test_a_limit_that_the_schedule_does_not_keep_is_said_and_exits_with_3() -> N
     assert "gpipe does not fit: rank 0 holds 4 activations, more than --memory 3.5" in result.stderr
     found = json.loads(result.stdout)
     assert (found["memory"], found["fits"]) == (3.5, False)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
+
+
+def test_the_pages_example_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "106")
+    example = re.search(r"```text\n\$ fivefold schedule (.*)\n([^`]*)```", PAGE.read_text(encoding="utf-8"))
+    assert example is not None
+    assert call(*example[1].split()).stdout == example[2]
+
+
+def test_the_pages_table_of_costs_is_what_the_command_prints() -> None:
+    rows = re.findall(r"^\| `(.*)` \| ([\d.]+) \| ([\d.]+) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) >= 9
+    for words, makespan, bubble, peaks in rows:
+        found = printed_json(*words.split(), "--pp", "8", "--microbatches", "32")
+        assert (found["makespan"], f"{found['bubble']:.4f}") == (float(makespan), bubble), words
+        first, last = found["peak_activations"][0], found["peak_activations"][-1]
+        assert peaks == (f"{first:g}" if {first} == set(found["peak_activations"]) else f"{first:g} to {last:g}"), words
 
 
 PLAIN = ("--pp", "2", "--microbatches", "4")
