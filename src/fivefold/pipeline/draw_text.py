@@ -135,7 +135,8 @@ def _owners(parts: Iterable[_Part], cells: int, cell: float) -> list[Owner]:
                 travelling[number] += overlap
             else:
                 busy[number] += overlap
-                action[number] = max(action[number], (overlap, owner), key=lambda part: part[0])
+                if overlap > action[number][0]:
+                    action[number] = (overlap, owner)
     owners: list[Owner] = []
     for number in range(cells):
         idle = cell - busy[number] - travelling[number]
