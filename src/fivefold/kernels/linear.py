@@ -97,7 +97,8 @@ class Deferral:
     @contextmanager
     def collect(self) -> Iterator[list[WeightGradient]]:
         """Let the weight gradients of the backward inside wait; they are in the list afterwards."""
-        self._collected = collected = []
+        collected: list[WeightGradient] = []
+        self._collected = collected
         try:
             yield collected
         finally:
@@ -128,7 +129,8 @@ class _Linear(torch.autograd.Function):
         x_ti, weight_oi = ctx.saved_tensors
         d_x_ti = multiply(d_y_to, weight_oi) if ctx.needs_input_grad[0] else None
         if ctx.deferral.collecting:
-            ctx.deferral.put(WeightGradient(*ctx.parameters, d_y_to, x_ti))
+            weight, bias = ctx.parameters
+            ctx.deferral.put(WeightGradient(weight, bias, d_y_to, x_ti))
             return d_x_ti, None, None, None
         return d_x_ti, multiply(d_y_to.T, x_ti), d_y_to.sum(0) if ctx.needs_input_grad[2] else None, None
 

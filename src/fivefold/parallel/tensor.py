@@ -132,7 +132,8 @@ class _Column(torch.autograd.Function):
         x_ti, weight_oi = ctx.saved_tensors
         if ctx.deferral is not None and ctx.deferral.collecting:
             d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
-            ctx.deferral.put(WeightGradient(*ctx.parameters, d_y_To, x_ti, fetch=ctx.tp.start_gather))
+            weight, bias = ctx.parameters
+            ctx.deferral.put(WeightGradient(weight, bias, d_y_To, x_ti, ctx.tp.start_gather))
             return d_x.wait(), None, None, None, None
         gathered = ctx.tp.start_gather(x_ti)
         d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)

@@ -38,10 +38,21 @@ T = TypeVar("T")
 class Inputs(Protocol):
     """A microbatch, as `data.loader` has it; the same on every rank of the pipeline."""
 
-    tokens: Tensor
-    labels: Tensor
-    documents: Tensor | None
-    packed: bool
+    @property
+    def tokens(self) -> Tensor:
+        """(b, s)."""
+
+    @property
+    def labels(self) -> Tensor:
+        """(b, s)."""
+
+    @property
+    def documents(self) -> Tensor | None:
+        """(b, s); None without document masks."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether some row holds more than one document."""
 
     def to(self, device: torch.device) -> Inputs:
         """The same on a device."""

@@ -25,7 +25,8 @@ from fivefold.pipeline.stages import stage_layers
 def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
     """This rank's stages and the schedule by which they work, of a run whose ranks are known; a collective call.
 
-    Their weights are not set yet. Raises UserError if the schedule cannot run, or if the family cannot be split as the layout asks.
+    Their weights are not set yet. Raises UserError if the schedule cannot run, or if the family cannot be split as the
+    layout asks.
     """
     schedule = schedule_of_run(run)
     deferral = Deferral()
