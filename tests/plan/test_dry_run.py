@@ -64,11 +64,19 @@ def names_of_stage(model: Model, layers: range, first: bool, last: bool) -> list
     ]
 
 
-def shapes_of_stage(run: Run, stage: int) -> dict[str, Shape]:
+def shapes_of_stages(run: Run, stages: list[int]) -> dict[str, Shape]:
     every = parameter_shapes(run.model)
-    layers = stage_layers(run.model, run.parallel)
-    names = names_of_stage(run.model, layers[stage], first=stage == 0, last=stage == len(layers) - 1)
-    return {name: every[name] for name in names}
+    layers = stage_layers(run)
+    return {
+        name: every[name]
+        for stage in stages
+        for name in names_of_stage(run.model, layers[stage], first=stage == 0, last=stage == len(layers) - 1)
+    }
+
+
+def stages_of(planned: Plan, pp: int) -> list[int]:
+    """The stages of a pipeline rank."""
+    return [0] if planned.schedule is None else planned.schedule.stages_of(pp)
 
 
 def expected_shapes(planned: Plan, rank: int) -> dict[str, Shape]:
@@ -77,12 +85,12 @@ def expected_shapes(planned: Plan, rank: int) -> dict[str, Shape]:
     shard = role.shard * grid.cp + role.cp
     return {
         name: shard_shape(name, shape, grid, role.tp, shard)
-        for name, shape in shapes_of_stage(planned.run, role.pp).items()
+        for name, shape in shapes_of_stages(planned.run, stages_of(planned, role.pp)).items()
     }
 
 
 def built_shapes(built: RankBuild) -> dict[str, Shape]:
-    return {parameter.name: parameter.local_shape for parameter in built.parameters}
+    return {parameter.name: parameter.local_shape for parameter in built.parameters if parameter.copy_of is None}
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +102,8 @@ def big() -> Plan:
 def test_the_shards_of_a_rank_of_llama_405b_are_those_of_the_arithmetic(big: Plan, rank: int) -> None:
     built = big.build_rank(rank)
     assert built_shapes(built) == expected_shapes(big, rank)
-    assert {parameter.name: parameter.shape for parameter in built.parameters} == shapes_of_stage(
-        big.run, big.grid.role(rank).pp
+    assert {parameter.name: parameter.shape for parameter in built.parameters} == shapes_of_stages(
+        big.run, [big.grid.role(rank).pp]
     )
     assert built.counts["model"] == 405_853_388_800
 
@@ -104,7 +112,7 @@ def test_over_all_stages_tp_ranks_and_shards_the_parameters_of_llama_405b_sum_to
     """Each distinct (pp, tp) coordinate with its 128 shards; what tp does not cut is counted once."""
     grid, total = big.grid, 0
     for stage in range(grid.pp):
-        for name, shape in shapes_of_stage(big.run, stage).items():
+        for name, shape in shapes_of_stages(big.run, [stage]).items():
             coordinates = range(grid.tp) if tp_dimension(name) is not None else [0]
             total += sum(
                 math.prod(shard_shape(name, shape, grid, tp, shard))
@@ -121,10 +129,14 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("tied", {"pp": 2, "tp": 4, "dp": 1}),
     ("bloom", {"pp": 3, "tp": 2, "dp": 1}),
     ("qwen3", {"tp": 2, "dp": 4, "replicate": 2}),
+    ("deep", {"pp": 2, "chunks": 2, "schedule": "zb-v", "dp": 2}),
+    ("deep", {"pp": 2, "chunks": 2, "schedule": "interleaved", "tp": 2, "dp": 1}),
+    ("deep", {"chunks": 3, "schedule": "interleaved", "dp": 2, "zero": 3}),
 ]
 LLAMA = SMALL.model_copy(update={"layers": 3})
 MODELS = {
     "llama": LLAMA,
+    "deep": SMALL.model_copy(update={"tied": True}),
     "tied": LLAMA.model_copy(update={"tied": True}),
     "qwen3": LLAMA.model_copy(update={"qk_norm": True}),
     "bloom": LLAMA.model_copy(
@@ -147,7 +159,7 @@ def test_all_ranks_together_hold_the_model_each_copy_counted_once(model: str, la
         if zero:
             assert built_shapes(built) == expected_shapes(planned, built.rank)
         assert built.counts["model"] == parameters(planned.run.model).total
-        for parameter in built.parameters:
+        for parameter in (each for each in built.parameters if each.copy_of is None):
             held[parameter.name] = held.get(parameter.name, 0) + parameter.local_elements / parameter.copies
             copies = grid.dp * grid.cp if zero == 0 else grid.replicate
             assert parameter.copies == copies * (1 if tp_dimension(parameter.name) is not None else grid.tp)
@@ -167,7 +179,7 @@ def test_the_bytes_of_a_rank_are_those_of_its_shards_in_their_formats() -> None:
         "unreduced_gradients": 4 * gathered,
     }
     cut = [p for p in built.parameters if tp_dimension(p.name) is not None]
-    assert gathered == pytest.approx(built.counts["stage"] - sum(p.elements for p in cut) / 2, abs=48)
+    assert gathered == pytest.approx(built.counts["stages"] - sum(p.elements for p in cut) / 2, abs=48)
 
 
 def test_formats_of_the_run_file_are_those_of_the_bytes() -> None:
@@ -188,7 +200,7 @@ def test_a_rank_of_a_model_that_no_machine_holds_is_built() -> None:
     run = llama_405b(tp=1, pp=1, dp=1)
     built = plan(run.model_copy(update={"model": run.model.model_copy(update={"layers": 8})})).build_rank(0)
     total = 2 * 128256 * 16384 + 16384 + 8 * (2 * 16384 + 16384 * (144 * 128 + 16384 + 3 * 53248))
-    assert built.counts == dict.fromkeys(("model", "stage", "rank"), total)
+    assert built.counts == dict.fromkeys(("model", "stages", "rank"), total)
     assert built.bytes["weights"] == 4 * total
 
 
@@ -196,7 +208,7 @@ def test_building_ranks_leaves_no_process_group_and_nothing_of_the_last_one() ->
     planned = plan(small_run(pp=2, tp=2, dp=2))
     first, second, again = (planned.build_rank(rank) for rank in (0, 7, 0))
     assert first == again
-    assert first.layers != second.layers
+    assert first.stages != second.stages
     assert not dist.is_initialized()
     assert type(torch.ones(1) + 1) is torch.Tensor
 
@@ -219,7 +231,7 @@ def test_rank_12345_of_llama_405b_takes_less_than_20_seconds_and_4_gib(tmp_path:
     seconds, gib = map(float, ran.stderr.split())
     assert seconds < 20
     assert gib < 4
-    assert json.loads(ran.stdout)["counts"] == {"model": 405_853_388_800, "stage": 25_501_630_464, "rank": 24_905_728}
+    assert json.loads(ran.stdout)["counts"] == {"model": 405_853_388_800, "stages": 25_501_630_464, "rank": 24_905_728}
 
 
 def test_a_rank_that_does_not_exist_is_refused_before_torch_is_loaded() -> None:
@@ -234,18 +246,40 @@ def test_a_rank_that_does_not_exist_is_refused_before_torch_is_loaded() -> None:
 
 
 def test_what_cannot_be_built_is_refused_with_a_reason() -> None:
-    with pytest.raises(UserError, match=r"which of the 4 stages a rank holds depends on the schedule"):
-        plan(small_run(pp=2, chunks=2, dp=1)).build_rank(0)
     unknown = SMALL.model_copy(update={"vocab": "auto"})
     with pytest.raises(UserError, match=r"model\.vocab is auto"):
         plan(small_run(unknown, dp=1)).build_rank(0)
     assert not dist.is_initialized()
 
 
-def test_a_tied_models_last_stage_says_what_is_not_counted() -> None:
-    planned = plan(small_run(MODELS["tied"], pp=2, dp=1))
-    assert not any("tied" in note for note in planned.build_rank(0).notes)
-    assert planned.build_rank(1).notes[-1] == "the last stage's copy of the tied embedding is not among its parameters"
+def test_the_copy_of_a_tied_embedding_is_held_by_the_last_stage_and_is_no_parameter() -> None:
+    planned = plan(small_run(MODELS["tied"], pp=2, tp=2, dp=4, replicate=2))
+    first, last = planned.build_rank(0), planned.build_rank(8)  # of the same shard
+    assert not any(parameter.copy_of for parameter in first.parameters)
+    owner, copy = first.parameters[0], last.parameters[-1]
+    assert (owner.name, copy.name, copy.copy_of, copy.moments) == (
+        *("embedding.weight", "head.weight", "embedding.weight"),
+        {},
+    )
+    same = ("shape", "local_shape", "copies", "dtype", "weight", "gradient", "gathered_weight", "unreduced_gradient")
+    assert [getattr(copy, name) for name in same] == [getattr(owner, name) for name in same]
+    own = sum(parameter.weight for parameter in last.parameters[:-1])
+    assert last.bytes["weights"] == own + copy.weight
+    assert last.counts["rank"] == own // 4
+    assert any(line.startswith("head.weight (copy of embedding.weight)  1003 x 48") for line in last.lines())
+
+
+def test_a_rank_with_several_stages_says_which_layers_each_has() -> None:
+    planned = plan(small_run(MODELS["deep"], pp=2, chunks=2, schedule="zb-v", dp=1))
+    built = planned.build_rank(0)
+    assert built.stages == {0: range(1), 3: range(4, 5)}
+    assert built.lines()[1] == (
+        "rank 0 stands at pp 0, replicate 0, shard 0, cp 0, tp 0, and has stages 0, 3 (layers 0; 4)"
+    )
+    assert (built.json()["stages"], built.json()["layers"]) == ([0, 3], [0, 4])
+    assert " in these stages, " in "\n".join(built.lines())
+    assert "\n".join(built.lines()).count("through the step") == 2
+    assert planned.build_rank(1).stages == {1: range(1, 2), 2: range(2, 4)}
 
 
 def test_the_terminal_shows_role_layers_parameters_and_sizes() -> None:

@@ -47,7 +47,8 @@ def test_the_terminal_shows_the_first_and_the_last_ranks_and_says_how_many_it_le
     assert lines[0] == "run llama-405b: 16,384 ranks = pp 16 x dp 128 x cp 1 x tp 8"
     assert lines[1] == "a step has 128 shares, each 16 microbatches of 1 sequence"
     numbers = [line.split()[0] for line in lines if line and line.split()[0].isdigit()]
-    assert numbers == [str(n) for n in (*range(16), *range(16), *range(16376, 16384))]  # stages, then ranks
+    ranks = (*range(16), *range(16376, 16384))
+    assert numbers == [str(n) for n in (*range(16), *range(16), *ranks)]  # stages, pipeline ranks, then all ranks
     assert "... 16,360 more ranks; --json has them all ..." in lines
 
 
@@ -63,9 +64,10 @@ def one_each(dp: int):
 
 def test_what_this_version_does_not_train_is_noted_and_not_refused() -> None:
     assert plan(small_run(tp=4, cp=2, dp=2)).notes == ()
-    (note,) = plan(small_run(pp=2, dp=1)).notes
-    assert note == "parallel.pp = 2: this version does not run pipeline parallelism; use parallel.pp 1"
-    assert plan(small_run(pp=2, dp=1)).ranks().lines()[-1] == f"note: {note}"
+    assert plan(small_run(pp=2, dp=1)).notes == ()
+    (note,) = plan(small_run(ep=2, dp=1)).notes
+    assert note == "parallel.ep = 2: this version does not run expert parallelism; use parallel.ep 1"
+    assert plan(small_run(ep=2, dp=1)).ranks().lines()[-1] == f"note: {note}"
 
 
 def test_what_is_illegal_is_refused_with_all_rules_at_once() -> None:

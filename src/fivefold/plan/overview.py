@@ -12,9 +12,13 @@ from typing import Any
 
 from fivefold.config.huggingface import TokenIds, hf_config
 from fivefold.config.models import preset_fields, preset_names, preset_source
+from fivefold.config.rules import with_world
 from fivefold.config.run import Model, Run
+from fivefold.config.schedules import is_file
 from fivefold.errors import UserError
 from fivefold.model.spec import parameters, train_flops_per_token
+from fivefold.pipeline.of_run import schedule_of_file
+from fivefold.plan.pipeline import Outlook, pipeline_schedule
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Overview:
     tokens_a_step: int
     flops: float | None
     """Of the whole training, by the convention of model/spec.py."""
+    schedule: str | None
+    """What the pipeline's schedule comes to; None without a pipeline."""
     notes: tuple[str, ...]
     """What is legal, and should be known."""
 
@@ -113,13 +119,17 @@ class Overview:
             f"  model    {self.model}: {size}" + (f", vocabulary {self.vocabulary:,}" if self.vocabulary else ""),
             f"  length   {self.steps:,} steps = {self.tokens:,} tokens{work}",
             f"  batch    {self.global_size:,} sequences x {self.seq_len:,} = {self.tokens_a_step:,} tokens a step",
+            *([] if self.schedule is None else [f"  schedule {self.schedule}"]),
             f"  output   {self.folder}",
             *(f"  note: {note}" for note in self.notes),
         ]
 
 
 def overview(run: Run) -> Overview:
-    """The numbers of `run`, which breaks no rule, and notes on what it still lacks."""
+    """The numbers of `run`, which breaks no rule, and notes on what it still lacks.
+
+    Raises UserError if the pipeline's schedule cannot run.
+    """
     vocabulary = known_vocabulary(run)
     model = run.model.model_copy(update={"vocab": vocabulary}) if vocabulary else None
     step = run.batch.global_size * run.data.seq_len
@@ -135,9 +145,25 @@ def overview(run: Run) -> Overview:
         global_size=run.batch.global_size,
         seq_len=run.data.seq_len,
         tokens_a_step=step,
+        schedule=_schedule(with_world(run, run.cluster.gpus)),
         flops=float(train_flops_per_token(model, run.data.seq_len)) * tokens if model else None,
         notes=(*_missing_data(run), *_no_export(run)),
     )
+
+
+def _schedule(run: Run) -> str | None:
+    """The pipeline's schedule in one line, as far as it is known without the number of ranks."""
+    parallel = run.parallel
+    stages = parallel.pp * parallel.chunks
+    if parallel.dp != "auto":
+        schedule = pipeline_schedule(run)
+    elif is_file(parallel.schedule):
+        schedule = schedule_of_file(run, microbatches=None)
+    elif parallel.pp > 1:
+        return f"{parallel.schedule}: {stages} stages on {parallel.pp} ranks; --gpus N tells its bubble"
+    else:
+        return None
+    return None if schedule is None else Outlook.of(schedule).line()
 
 
 def known_vocabulary(run: Run) -> int | None:

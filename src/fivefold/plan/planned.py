@@ -14,7 +14,9 @@ from fivefold.config.rules import LEGALITY, NOT_YET, broken_rules, check, with_w
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.parallel.grid import Grid
+from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.pipeline import pipeline_schedule
 from fivefold.plan.ranks import Ranks, ranks
 
 if TYPE_CHECKING:
@@ -28,12 +30,14 @@ class Plan:
     run: Run
     """With the number of ranks and dp filled in, and the vocabulary if the data says it."""
     grid: Grid
+    schedule: Schedule | None
+    """Of the pipeline; None with a single stage."""
     notes: tuple[str, ...]
     """What is legal, and this version cannot train."""
 
     def ranks(self) -> Ranks:
         """What each rank is. Raises UserError if stages are to be balanced and nothing says the vocabulary."""
-        return ranks(self.run, self.grid, self.notes)
+        return ranks(self.run, self.grid, self.schedule, self.notes)
 
     def build_rank(self, rank: int) -> RankBuild:
         """What rank `rank` holds, found by building it in this process, which must not be in a process group already.
@@ -42,21 +46,17 @@ class Plan:
         """
         if not 0 <= rank < self.grid.world:
             raise UserError(f"there is no rank {rank}: the ranks of this run are 0 to {self.grid.world - 1}")
-        chunks = self.run.parallel.chunks
-        if chunks > 1:
-            raise UserError(
-                f"parallel.chunks = {chunks}: which of the {self.grid.pp * chunks} stages a rank holds depends on the "
-                "schedule, and this version knows none; use parallel.chunks 1"
-            )
         from fivefold.plan.dry_run import build_rank
 
-        return build_rank(self.run, self.grid, self.notes, rank)
+        placement = (0,) if self.schedule is None else self.schedule.placement
+        return build_rank(self.run, self.grid, placement, self.notes, rank)
 
 
 def plan(run: Run) -> Plan:
     """The plan of `run`.
 
-    Raises UserError if nothing says how many ranks there are, ConfigError with all rules that the layout breaks.
+    Raises UserError if nothing says how many ranks there are, or if the pipeline's schedule cannot run, ConfigError
+    with all rules that the layout breaks.
     """
     world = _world(run)
     _check(run, world)
@@ -65,7 +65,7 @@ def plan(run: Run) -> Plan:
         run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
         _check(run, world)
     notes = tuple(rule.says(run) for rule in broken_rules(run, NOT_YET))
-    return Plan(run, Grid.of(run.parallel, world), notes)
+    return Plan(run, Grid.of(run.parallel, world), pipeline_schedule(run), notes)
 
 
 def _check(run: Run, world: int) -> None:

@@ -1,4 +1,4 @@
-"""What each rank of a layout is: where it stands on each axis, whom it works with, which layers its stage has.
+"""What each rank of a layout is: where it stands on each axis, whom it works with, which layers its stages have.
 
 Pure arithmetic, so that 16,384 ranks are listed in a blink. Imports no torch.
 """
@@ -11,7 +11,10 @@ from typing import Any
 
 from fivefold.config.run import Run
 from fivefold.parallel.grid import AXES, Grid
+from fivefold.pipeline.heavy import offloaded_layers
+from fivefold.pipeline.schedule import Schedule
 from fivefold.pipeline.stages import stage_layers
+from fivefold.plan.pipeline import Outlook
 from fivefold.plan.table import long_table_lines, table_lines
 
 
@@ -38,6 +41,10 @@ class Ranks:
     """What one share of a step is."""
     stages: list[range]
     """Numbers of each stage's layers."""
+    offloaded: list[frozenset[int]]
+    """Numbers of each stage's layers whose activations wait in CPU memory."""
+    pipeline: Outlook | None
+    """None with a single stage."""
     groups: list[Group]
     """Those of rank 0, as an example; groups of one rank are left out."""
     notes: tuple[str, ...]
@@ -50,9 +57,16 @@ class Ranks:
             "degrees": {"dp": self.grid.dp} | dict(zip(AXES, self.grid.sizes, strict=True)),
             "ranks_a_node": self.ranks_a_node,
             "stages": [
-                {"stage": stage, "first_layer": layers.start, "layers": len(layers)}
+                {
+                    "stage": stage,
+                    "pp": self._holder(stage),
+                    "first_layer": layers.start,
+                    "layers": len(layers),
+                    "offloaded_layers": sorted(self.offloaded[stage]),
+                }
                 for stage, layers in enumerate(self.stages)
             ],
+            "schedule": None if self.pipeline is None else self.pipeline.json(),
             "groups_of_rank_0": {group.axes: group.ranks for group in self.groups},
             "ranks": [self._row(rank) for rank in range(self.grid.world)],
             "notes": list(self.notes),
@@ -64,8 +78,9 @@ class Ranks:
             f"run {self.name}: {say_degrees(self.grid)}",
             f"a step has {_count(self.grid.dp, 'share')}, {self.share}",
             "",
-            *long_table_lines(("stage", "layers", "numbers", "and"), self._stage_cells, len(self.stages), "stages"),
+            *long_table_lines(self._stage_head(), self._stage_cells, len(self.stages), "stages"),
             "",
+            *([] if self.pipeline is None else self._pipeline_lines(self.pipeline)),
             *(self._group_lines() if self.groups else ["rank 0 works alone"]),
             "",
             *long_table_lines(list(self._row(0)), self._rank_cells, self.grid.world, "ranks"),
@@ -79,17 +94,41 @@ class Ranks:
     def _rank_cells(self, rank: int) -> list[str]:
         return [str(value) for value in self._row(rank).values()]
 
+    def _stage_head(self) -> list[str]:
+        offloaded = ["offloaded"] if any(self.offloaded) else []
+        return ["stage", *(["pp"] if self.pipeline else []), "layers", "numbers", *offloaded, "and"]
+
     def _stage_cells(self, stage: int) -> list[str]:
         layers, last = self.stages[stage], len(self.stages) - 1
+        holder = [str(self._holder(stage))] if self.pipeline else []
+        offloaded = [say_numbers(sorted(self.offloaded[stage]))] if any(self.offloaded) else []
         beside = [*(["embedding"] if stage == 0 else []), *(["last norm", "head"] if stage == last else [])]
-        return [str(stage), str(len(layers)), say_numbers(layers), ", ".join(beside)]
+        return [str(stage), *holder, str(len(layers)), say_numbers(layers), *offloaded, ", ".join(beside)]
+
+    def _holder(self, stage: int) -> int:
+        """The pipeline rank that has a stage."""
+        return 0 if self.pipeline is None else self.pipeline.placement[stage]
+
+    def _pipeline_lines(self, pipeline: Outlook) -> list[str]:
+        def cells(rank: int) -> list[str]:
+            stages = pipeline.stages_of(rank)
+            layers = sum(len(self.stages[stage]) for stage in stages)
+            return [str(rank), say_numbers(stages), str(layers), f"{pipeline.peak_activations[rank]:.3g}"]
+
+        head = ("pp", "stages", "layers", "microbatches kept at most")
+        return [
+            f"schedule {pipeline.line()}",
+            "",
+            *long_table_lines(head, cells, pipeline.ranks, "pipeline ranks"),
+            "",
+        ]
 
     def _group_lines(self) -> list[str]:
         rows = [(group.axes, str(len(group.ranks)), say_numbers(group.ranks), group.does) for group in self.groups]
         return table_lines([("along", "ranks", "that of rank 0", "which together"), *rows])
 
 
-def ranks(run: Run, grid: Grid, notes: tuple[str, ...]) -> Ranks:
+def ranks(run: Run, grid: Grid, schedule: Schedule | None, notes: tuple[str, ...]) -> Ranks:
     """The ranks of a legal run whose world is known.
 
     Raises UserError if stages are to be balanced while the vocabulary is unknown.
@@ -102,7 +141,9 @@ def ranks(run: Run, grid: Grid, notes: tuple[str, ...]) -> Ranks:
         grid=grid,
         ranks_a_node=None if node == "auto" else node,
         share=f"each {_count(micro, 'microbatch', 'es')} of {_count(batch.micro_size, 'sequence')}",
-        stages=stage_layers(run.model, run.parallel),
+        stages=stage_layers(run),
+        offloaded=offloaded_layers(run),
+        pipeline=None if schedule is None else Outlook.of(schedule),
         groups=[group for group in _groups(run, grid) if len(group.ranks) > 1],
         notes=notes,
     )
