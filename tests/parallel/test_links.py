@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fivefold.config.run import Parallel
 from fivefold.parallel.links import NO_LINKS, Channel, Links, rounds
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 def links(tp: int = 1) -> Links:
     """Those of a layout without data parallelism; kept for the group's life."""
     if ("links", tp) not in kept:
-        kept["links", tp] = mesh_of(Parallel(pp=torch.distributed.get_world_size() // tp, tp=tp), CPU).pp
+        kept["links", tp] = mesh_of(Parallel(pp=dist.get_world_size() // tp, tp=tp), CPU).pp
     return kept["links", tp]
 
 
@@ -65,13 +66,27 @@ def test_the_order_of_elements_is_kept_and_an_empty_tensor_may_be_sent(ranks: Cr
 def sends_along_pp() -> float:
     here = links(tp=2)
     if here.rank == 0:
-        here.send(torch.tensor(float(torch.distributed.get_rank())), 1).wait()
+        here.send(torch.tensor(float(dist.get_rank())), 1).wait()
         return -1.0
     return here.receive((), torch.float32, CPU, 0).wait().item()
 
 
 def test_the_ranks_of_one_place_in_their_stages_are_linked(ranks: Crew) -> None:
     assert ranks.run(4, sends_along_pp) == [-1, -1, 0, 1]  # pp is outermost: ranks 0 and 2, 1 and 3
+
+
+def test_each_direction_has_a_group_of_its_own_so_that_a_send_never_waits_behind_a_receive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = []
+    monkeypatch.setattr(dist, "isend", lambda x, group, group_dst: used.append((group, 2, group_dst)))
+    monkeypatch.setattr(dist, "irecv", lambda x, group, group_src: used.append((group, group_src, 2)))
+    here = Links(2, 4, down="down", up="up")  # type: ignore[arg-type]
+    for rank in (0, 1, 3):
+        here.send(torch.zeros(1), rank)
+        here.receive((1,), torch.float32, CPU, rank)
+    assert all(group == ("down" if source < target else "up") for group, source, target in used)
+    assert len(used) == 6
 
 
 def warm_up_and_gather(channels: list[Channel]) -> list[str]:
