@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
-from fivefold.data.loader import Loader, validation_batches
+from fivefold.data.loader import Loader, Step, validation_batches
 from fivefold.errors import RunError
 from fivefold.observe.observer import Observer
 from fivefold.optim.optimizer import ShardedOptimizer
@@ -28,6 +29,7 @@ from fivefold.train.meter import Meter, Reading
 from fivefold.train.progress import Progress
 from fivefold.train.signals import StopWish
 from fivefold.train.sources import RunData, identity
+from fivefold.train.watch import watched
 
 Reports = queue.SimpleQueue[tuple[str, dict[str, Any]]]
 """Events (kind, fields) on their way to the observer; the saving thread puts some in."""
@@ -56,6 +58,10 @@ class Job:
     awaited_step: int | None = None
     """The newest step whose saving this start began."""
     saved_at: float = field(default_factory=time.monotonic)
+
+    def watched(self, batch: Step) -> AbstractContextManager[None]:
+        """Around the training on `batch`: measures the pipeline in some of the steps."""
+        return watched(self.pipeline, batch, self.progress.step + 1, self.mesh, self.run.folder)
 
     def save_overdue(self) -> bool:
         """Whether this rank's clock says that it is time for a checkpoint."""

@@ -26,7 +26,8 @@ def train(run: Run, mesh: Mesh, options: TrainOptions) -> int:
             job.meter.resume_clock()
             for batch in job.loader:
                 lr = learning_rate(run.optim, job.progress.step + 1, job.run.total_steps)
-                result = train_step(job.pipeline, batch, job.optimizer, mesh, lr=lr, clip=run.optim.clip)
+                with job.watched(batch):
+                    result = train_step(job.pipeline, batch, job.optimizer, mesh, lr=lr, clip=run.optim.clip)
                 job.progress.advance(batch, run.data.seq_len)
                 job.report(job.meter.push(job.progress, lr, result, asks=(bool(wish), job.save_overdue())))
 
