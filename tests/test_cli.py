@@ -206,15 +206,16 @@ def test_help_says_that_every_key_is_a_flag(command: str) -> None:
 
 def test_plan_lists_the_ranks_of_a_run_that_this_version_does_not_train(folder: Path) -> None:
     layout = ["--gpus", "8", "--parallel.pp", "2", "--parallel.tp", "2", "--model.vocab", "1003"]
+    layout += ["--precision.linear", "fp4"]
     listed = call("plan", "run.yaml", "--ranks", *layout)
     assert (listed.exit_code, listed.stderr) == (0, "")
     assert listed.stdout.startswith("run tiny: 8 ranks = pp 2 x dp 2 x cp 1 x tp 2\n")
-    assert "note: parallel.pp = 2: this version does not run pipeline parallelism" in listed.stdout
+    assert "note: precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers" in listed.stdout
     found = json.loads(call("plan", "run.yaml", "--ranks", "--json", *layout).stdout)
     assert (found["world"], len(found["ranks"])) == (8, 8)
     refused = call("check", "run.yaml", *layout)
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "parallel.pp = 2: this version does not run pipeline parallelism" in refused.stderr
+    assert "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers" in refused.stderr
 
 
 @pytest.mark.parametrize(
