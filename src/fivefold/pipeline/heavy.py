@@ -22,11 +22,11 @@ def offloaded_layers(run: Run) -> list[frozenset[int]]:
     does not, or until none is left: what the head keeps, and weight gradients that wait, stay. Raises UserError while
     model.vocab is auto.
     """
+    if not {"activations", "heavy-activations"} & set(run.offload):
+        return [frozenset()] * (run.parallel.pp * run.parallel.chunks)
     stages = stage_layers(run)
     if "activations" in run.offload:
         return [frozenset(layers) for layers in stages]
-    if "heavy-activations" not in run.offload:
-        return [frozenset()] * len(stages)
     schedule, count = schedule_of_run(run), ByteCount(run)
     whole = [
         count.stage(len(layers), sum(map(count.kept, layers)), first=stage == 0, last=stage == len(stages) - 1)
