@@ -14,6 +14,7 @@ from fivefold.config import schedules as demands
 from fivefold.config.schedules import Demands
 from fivefold.errors import UserError
 from fivefold.pipeline.classic import gpipe, interleaved, naive, one_forward_one_backward
+from fivefold.pipeline.greedy import auto, auto_placement
 from fivefold.pipeline.schedule import Schedule, looped, v_shaped
 from fivefold.pipeline.times import Times
 from fivefold.pipeline.v_shaped import dualpipe_v, zb_v
@@ -32,6 +33,8 @@ class Wanted:
     """What the actions take; None for one unit each. Only `auto` asks."""
     memory: float | None = None
     """The activations of one whole rank that a rank may hold; None for any number. Only `auto` asks."""
+    weight: float = 1.0
+    """What of an activation is held from I to the end of W, as a share. Only `auto` asks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,11 @@ SCHEDULES: Mapping[str, Named] = {
     "zb-h2": _named("zb-h2", lambda w: zb_h2(w.ranks, w.microbatches)),
     "zb-v": _named("zb-v", lambda w: zb_v(w.ranks, w.microbatches), placement=_v),
     "dualpipe-v": _named("dualpipe-v", lambda w: dualpipe_v(w.ranks, w.microbatches), placement=_v),
+    "auto": _named(
+        "auto",
+        lambda w: auto(w.ranks, w.microbatches, w.chunks, w.times, w.memory, w.weight),
+        placement=auto_placement,
+    ),
 }
 """Those that ship with Fivefold, plainest first."""
 
@@ -74,10 +82,12 @@ def make_schedule(
     chunks: int = 1,
     times: Times | None = None,
     memory: float | None = None,
+    weight: float = 1.0,
 ) -> Schedule:
     """The schedule called `name` for `ranks` pipeline ranks with `chunks` stages each.
 
-    `times` and `memory` (activations of one whole rank) are what `auto` searches with; the others are what they are.
+    `times`, `memory` (activations of one whole rank, of one microbatch) and `weight` (the share of one that is held
+    from I to the end of W) are what `auto` searches with; the other schedules do not depend on them.
     Raises UserError if there is no such schedule, or if there is none for these numbers.
     """
     named = plugins.find("schedules", name, SCHEDULES)
@@ -91,7 +101,7 @@ def make_schedule(
             f"schedule {name} on {ranks} ranks takes at least {named.fewest(ranks)} microbatches a step, "
             f"not {microbatches}; have more of them, or take another schedule"
         )
-    return named.make(Wanted(ranks, microbatches, chunks, times, memory))
+    return named.make(Wanted(ranks, microbatches, chunks, times, memory, weight))
 
 
 def placement_of(name: str, ranks: int, chunks: int) -> tuple[int, ...]:
