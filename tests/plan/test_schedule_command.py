@@ -191,6 +191,20 @@ def test_a_limit_that_the_schedule_does_not_keep_is_said_and_exits_with_3() -> N
     assert (found["memory"], found["fits"]) == (3.5, False)
 
 
+def test_auto_keeps_the_limit_and_takes_the_times_into_account() -> None:
+    words = ("auto", "--pp", "4", "--microbatches", "12", "--memory")
+    loose, tight = printed_json(*words, "8"), printed_json(*words, "3")
+    assert (max(loose["peak_activations"]) <= 8, max(tight["peak_activations"]) <= 3) == (True, True)
+    assert loose["bubble"] < tight["bubble"]
+    times = ("--times", "1,2,0.5,0.3")
+    adapted, other = (
+        printed_json(*words, "4", *times),
+        printed_json("zb-h1", "--pp", "4", "--microbatches", "12", *times),
+    )
+    assert adapted["bubble"] <= other["bubble"]
+    assert adapted["actions"] != printed_json(*words, "4")["actions"]
+
+
 PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 
 
@@ -224,6 +238,7 @@ PLAIN = ("--pp", "2", "--microbatches", "4")
         (("1f1b", *PLAIN, "--chunks", "2"), "1f1b has 1 chunk"),
         (("zb-v", *PLAIN, "--chunks", "3"), "zb-v has 2 chunks a rank, not 3"),
         (("dualpipe-v", "--pp", "4", "--microbatches", "7"), "takes at least 8 microbatches"),
+        (("auto", *PLAIN, "--memory", "0.5"), "a limit of 0.5 activations is too small"),
         (("1f1b", *PLAIN, "--times", "1,1,1"), "--times 1,1,1 has 3 numbers, and four are needed"),
         (("1f1b", *PLAIN, "--times", "1,one,1,0"), "--times 1,one,1,0 is no run"),
         (("1f1b", *PLAIN, "--times", "1"), "--times 1 is no run (1 and runs/1 are no folders)"),
