@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import fivefold._torch as names
@@ -220,3 +223,59 @@ def test_without_memory_a_tensor_of_a_terabyte_is_made_and_updated() -> None:
         optimizer.step()
     assert optimizer.state[weight]["exp_avg"].shape == (2**20, 2**18)
     assert optimizer.state[weight]["exp_avg"].device.type == "cpu"
+
+
+def test_gradients_that_were_computed_apart_are_added_to_those_of_fsdp_and_reduced_by_hand() -> None:
+    """A unit inside a root; one microbatch's gradient comes from autograd, another's from elsewhere."""
+    with alone():
+        mesh = init_device_mesh("cpu", (1,))
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False)).double()
+        weights = [layer.weight.detach().clone() for layer in model]
+        for unit in (model[0], model):
+            fully_shard(unit, mesh=mesh)
+        model.set_requires_gradient_sync(False)
+        model.set_is_last_backward(False)
+        x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+        model(x).sum().backward()
+        units = [model[0], model]
+        owned = [names.unsharded_parameters(unit) for unit in units]
+        assert [[tuple(each.tensor.shape) for each in of_unit] for of_unit in owned] == [[(2, 2)], [(1, 2)]]
+        model.set_requires_gradient_sync(True)
+        model.set_is_last_backward(True)
+        for number, (each,) in enumerate(owned):
+            assert each.gradient is None or each.gradient.shape == each.tensor.shape
+            each.gradient = torch.full_like(each.tensor, 10.0 + number)
+        names.reduce_gradients(units[0])
+        names.finish_backward(model)
+        found = [layer.weight.grad.to_local() for layer in model]
+    torch.testing.assert_close(found[0], 10 + weights[1].T * x)
+    torch.testing.assert_close(found[1], 11 + x @ weights[0].T)
+
+
+def test_a_unit_without_parameters_of_its_own_has_nothing_to_reduce() -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (1,))
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        for unit in (model[0], model):
+            fully_shard(unit, mesh=mesh)
+        model(torch.ones(1, 2)).sum().backward()
+        assert names.unsharded_parameters(model) == []
+        names.reduce_gradients(model)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.gpu
+def test_groups_are_left_at_once() -> None:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1, device="cuda"))
+    names.abort_groups()
+    assert not dist.is_initialized()

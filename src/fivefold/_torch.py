@@ -120,6 +120,11 @@ def view_base(tensor: Tensor) -> Tensor | None:
     return tensor._base
 
 
+def abort_groups() -> None:
+    """Leave all process groups at once, whatever is under way in them. Of NCCL's only."""
+    dist.distributed_c10d._abort_process_group()
+
+
 @contextmanager
 def pretended_rank(rank: int, world: int) -> Iterator[None]:
     """Be `rank` of `world` ranks that do not exist: groups and meshes are made, collectives return at once."""

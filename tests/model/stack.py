@@ -98,7 +98,7 @@ class Stack:
         self.calls: Counter[str] = Counter()
         self.references: list[StorageReference] = []
         counted = {name: self._counted(name, function) for name, function in functions.items()}
-        policies = activation_policies(recompute, offload, layers)
+        policies = activation_policies(recompute, layers if offload else (), layers)
         self.blocks = nn.ModuleList(Block(policy, counted, generator) for policy in policies)
         inputs = torch.rand(3, B, S, D, dtype=torch.float64, generator=generator)
         self.inputs = [x.clone().requires_grad_() for x in inputs]

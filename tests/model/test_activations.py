@@ -49,7 +49,7 @@ def accumulate(stack: Stack) -> list[float]:
 
 
 def one_policy(mode: str, offload: bool = False) -> Policy:
-    (policy,) = activation_policies(Recompute(mode=mode), offload, range(1))
+    (policy,) = activation_policies(Recompute(mode=mode), range(1) if offload else (), range(1))
     return policy
 
 
@@ -127,9 +127,9 @@ def test_nothing_lives_after_backward_or_when_the_graph_is_dropped(mode, offload
 
 
 def test_layers_are_chosen_by_their_number_in_the_whole_model() -> None:
-    policies = activation_policies(Recompute(mode="full", every=3), False, range(5, 9))
+    policies = activation_policies(Recompute(mode="full", every=3), (), range(5, 9))
     assert [type(policy).__name__ for policy in policies] == ["Policy", "Full", "Policy", "Policy"]
-    assert activation_policies(Recompute(mode="full"), True, range(4, 4)) == []
+    assert activation_policies(Recompute(mode="full"), (), range(4, 4)) == []
 
 
 def test_a_parameter_that_a_segment_hides_is_refused() -> None:

@@ -191,7 +191,9 @@ INPUT_BYTES = 16384 * 2048 * 4
 def on_a_gpu(mode: str, offload: bool, microbatches: int = 3) -> tuple[list[Tensor], int, int]:
     """Gradients, peak memory while they were computed, and pinned bytes: 8 layers, 16,384 tokens, width 2,048."""
     torch.manual_seed(0)
-    blocks = nn.ModuleList(Wide(p, 2048) for p in activation_policies(Recompute(mode=mode), offload, range(8)))
+    blocks = nn.ModuleList(
+        Wide(p, 2048) for p in activation_policies(Recompute(mode=mode), range(8) if offload else (), range(8))
+    )
     inputs = torch.randn(16384, 2048, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()

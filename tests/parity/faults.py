@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -11,9 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.kernels.linear import WeightGradient
 from fivefold.kernels.partial_attention import Gradients
 from fivefold.model.transformer import Transformer
 from fivefold.parallel.mesh import Mesh
+from fivefold.parallel.state import local_part
+from fivefold.parallel.tied import _Owner as TiedOwner
+from fivefold.parallel.zero import Accumulation
+from fivefold.pipeline.execute import Pipeline
 
 REDUCE_SCATTER = [name for name in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(dist, name)]
 """torch renamed it in 2.13."""
@@ -78,6 +83,47 @@ def gradient_of_travelling_keys_lost() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_weight_gradient_dropped() -> Iterator[None]:
+    """Of the first microbatch's weight gradients that waited, the first is forgotten."""
+    right, calls = Accumulation.add, []
+
+    def dropping(accumulation: Accumulation, gradients: Sequence[WeightGradient]) -> None:
+        calls.append(accumulation)
+        right(accumulation, gradients[1:] if len(calls) == 1 else gradients)
+
+    with patch.object(Accumulation, "add", dropping):
+        yield
+
+
+@contextmanager
+def copy_of_the_embedding_not_added() -> Iterator[None]:
+    """The first stage keeps the gradient that it found itself for an embedding of which the last has a copy."""
+    right = TiedOwner.add_gradients
+
+    def own_alone(owner: TiedOwner) -> None:
+        own = local_part(owner.weight.grad).clone()
+        right(owner)
+        local_part(owner.weight.grad).copy_(own)
+
+    with patch.object(TiedOwner, "add_gradients", own_alone):
+        yield
+
+
+@contextmanager
+def copy_of_the_embedding_never_renewed() -> Iterator[None]:
+    """The last stage goes on with the embedding that it began with."""
+    right, calls = Pipeline.renew_copies, []
+
+    def once(pipeline: Pipeline) -> None:
+        calls.append(pipeline)
+        if len(calls) == 1:
+            right(pipeline)
+
+    with patch.object(Pipeline, "renew_copies", once):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "": nullcontext,
     "gradients-not-reduced": gradients_not_reduced,
@@ -85,4 +131,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "loss-times-dp": loss_times_dp,
     "norm-not-summed-over-tp": norm_not_summed_over_tp,
     "gradient-of-travelling-keys-lost": gradient_of_travelling_keys_lost,
+    "one-weight-gradient-dropped": one_weight_gradient_dropped,
+    "copy-of-the-embedding-not-added": copy_of_the_embedding_not_added,
+    "copy-of-the-embedding-never-renewed": copy_of_the_embedding_never_renewed,
 }

@@ -7,7 +7,7 @@ belongs to one layer of this rank's stage.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,15 +24,18 @@ from fivefold.model.saved import Pack, keep, unpack
 R = TypeVar("R")
 
 
-def activation_policies(recompute: Recompute, offload: bool, layers: range) -> list[Policy]:
+def activation_policies(recompute: Recompute, offload: Collection[int], layers: range) -> list[Policy]:
     """One for each layer of a stage, in the order in which they run; `layers` are their numbers in the whole model.
 
-    With `offload` what a layer keeps waits in CPU memory, except in the last two layers before backward begins.
+    What the layers in `offload` keep waits in CPU memory, except in the last two of them before backward begins.
     """
     kinds = {"none": Policy, "selective": Selective, "full": Full}
-    storage = Storage() if offload else None
+    storage = Storage()
+    first = min(offload, default=None)
     return [
-        kinds[recompute.mode if number % recompute.every == 0 else "none"](storage, first=number == layers[0])
+        kinds[recompute.mode if number % recompute.every == 0 else "none"](
+            storage if number in offload else None, first=number == first
+        )
         for number in layers
     ]
 
@@ -54,7 +57,8 @@ class Policy:
     """Keeps all that autograd saves: mode `none`."""
 
     def __init__(self, storage: Storage | None, first: bool) -> None:
-        """`storage` is where what is kept waits, None for on the device; `first` says if the layer begins its stage."""
+        """`storage` is where what is kept waits, None for on the device; `first` says if the
+        layer is the first of its stage that has it."""
         self._storage = storage
         self._first = first
 

@@ -7,6 +7,7 @@ outside and is not in it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +30,8 @@ class Part:
     cp: Axis = ALONE
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
     recompute: Recompute = field(default_factory=Recompute)
-    offload_activations: bool = False
+    offload_activations: Collection[int] = ()
+    """Numbers of this stage's layers whose activations wait in CPU memory."""
     deferral: Deferral | None = None
     """Says when the weight gradients of the stage's linear layers wait; None if they never do."""
 

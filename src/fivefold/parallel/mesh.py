@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from fivefold._torch import abort_groups
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
 from fivefold.parallel.axis import ALONE, Axis
@@ -124,8 +125,11 @@ def joined(timeout: timedelta = timedelta(minutes=10)) -> Iterator[torch.device]
     try:
         yield device
         dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # NCCL's transfers never end when the other side is gone, and leaving in good order would wait for them.
+        abort_groups() if device.type == "cuda" else dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
 
 
 def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:

@@ -18,6 +18,7 @@ from fivefold.parallel.state import ShardedParameter
 from fivefold.parallel.tied import tied_embedding
 from fivefold.parallel.zero import DTYPES, Accumulation, master_dtype, shard_data_parallel
 from fivefold.pipeline.execute import Boundary, Pipeline
+from fivefold.pipeline.heavy import offloaded_layers
 from fivefold.pipeline.of_run import schedule_of_run
 from fivefold.pipeline.stages import stage_layers
 
@@ -78,7 +79,7 @@ def part_of(run: Run, mesh: Mesh, stage: int, deferral: Deferral | None = None) 
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
         recompute=run.recompute,
-        offload_activations="activations" in run.offload,
+        offload_activations=offloaded_layers(run)[stage],
         deferral=deferral,
     )
 
