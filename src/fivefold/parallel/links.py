@@ -60,7 +60,8 @@ class Links:
         """Start to receive the next tensor from another rank, which must send one of this shape and format.
 
         On a GPU the transfer begins after what the current stream computes so far: asked for early, it runs beside
-        what is computed meanwhile.
+        what is computed meanwhile. But the first use of a kernel waits until the GPU rests, and so for open receives:
+        a message that depends on such a use must not be asked for before it.
         """
         out = torch.empty(shape, dtype=dtype, device=device)
         work = dist.irecv(out, group=self._carrier((source, self.rank)), group_src=source)
