@@ -29,7 +29,6 @@ LAYOUTS = {
     "pp2, folded": Layout(pp=2, folded=True),
     "pp4": Layout(pp=4),
     "pp2 x dp2, zero 3": Layout(pp=2, dp=2, zero=3),
-    "pp2 x dp2, zero 0": Layout(pp=2, dp=2, zero=0),
     "pp2 x tp2, two chunks": Layout(pp=2, tp=2, chunks=2),
 }
 

@@ -15,12 +15,12 @@ from tests.ranks import Crew
 
 LAYOUTS = [
     Layout(),
-    Layout(pp=2),
-    Layout(pp=2, chunks=2),
     Layout(pp=2, folded=True, dp=2),
     Layout(pp=2, tp=2),
     Layout(pp=2, dp=2, replicate=2),
     Layout(pp=4),
+    Layout(pp=2),
+    Layout(pp=2, chunks=2),
 ]
 
 
