@@ -1,11 +1,13 @@
-"""Stages hold all layers in order, and no other split has a cheaper stage that is the most expensive, or a fullest rank
-that is less full.
+"""Stages hold all layers in order, and no other split has a busiest rank that is less busy, or a fullest rank that is
+less full.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from fivefold.config.run import Data, Model, Parallel, Run, Source
 from fivefold.errors import UserError
 from fivefold.model.spec import layer_shapes
 from fivefold.pipeline.memory_balance import peak_bytes
+from fivefold.pipeline.named import placement_of
 from fivefold.pipeline.of_run import schedule_of_run
 from fivefold.pipeline.stage_bytes import ByteCount
 from fivefold.pipeline.stages import stage_layers
@@ -44,6 +47,16 @@ def test_llama_405b_on_16_stages_has_fewer_layers_at_both_ends() -> None:
     assert counts(preset("llama-3-405b"), 16) == [7, *[8] * 14, 7]
 
 
+def test_sixteen_layers_on_two_ranks_leave_the_rank_that_has_the_head_fewer() -> None:
+    """The head costs 2.4 layers, the embedding 0.3. With zb-v both are rank 0's: balancing each stage by itself gave it
+    6 layers, 8.7 layers' work, and rank 1 ten.
+    """
+    model = preset("llama-3-8b").model_copy(update={"layers": 16, "vocab": 128_256})
+    assert counts(model, 2) == [9, 7]
+    assert counts(model, 2, 2, schedule="zb-v") == [5, 4, 5, 2]
+    assert counts(model, 2, 2, schedule="interleaved") == [4, 5, 5, 2]
+
+
 def test_one_stage_is_the_model_even_while_its_vocabulary_is_unknown() -> None:
     unknown = SMALL.model_copy(update={"vocab": "auto"})
     assert stage_layers(run_of(unknown)) == [range(5)]
@@ -58,9 +71,12 @@ def test_as_many_stages_as_layers_have_one_each() -> None:
 
 
 def test_a_large_vocabulary_leaves_the_ends_one_layer() -> None:
+    """Of two ranks only the last one has a single layer, since the embedding costs less than the head."""
     large = SMALL.model_copy(update={"vocab": 10**6, "layers": 12})
     assert counts(large, 4) == [1, 5, 5, 1]
-    assert counts(large, 2) == [6, 6]
+    assert counts(large, 2) == [11, 1]
+    assert counts(large, 2, 2, schedule="interleaved") == [1, 1, 9, 1]
+    assert counts(large, 2, 2, schedule="zb-v") == [1, 5, 5, 1]
 
 
 def test_a_vocabulary_that_costs_almost_nothing_only_decides_ties() -> None:
@@ -74,12 +90,21 @@ def test_of_inner_stages_the_later_ones_get_more_since_they_keep_fewer_activatio
     assert counts(tiny, 4) == [2, 2, 3, 2]
 
 
-def test_of_equal_choices_the_ends_have_fewer_layers() -> None:
-    """A vocabulary that costs exactly a layer: [1, 2, 3, 2] has its most expensive stage at three units too."""
+@pytest.mark.parametrize(
+    ("layers", "head_layers", "split"),
+    [
+        (8, 1, [2, 2, 3, 1]),
+        (9, 1, [2, 3, 3, 1]),
+        (10, 1, [2, 3, 3, 2]),
+        (7, 8, [1, 2, 3, 1]),
+        (8, 8, [1, 3, 3, 1]),
+        (9, 8, [2, 3, 3, 1]),
+    ],
+)
+def test_of_equal_choices_the_ends_have_fewer_layers(layers: int, head_layers: int, split: list[int]) -> None:
+    """With a head of exactly a layer the last stage ties with inner ones; with one of eight layers the first does."""
     rows = sum(math.prod(shape) for shape in layer_shapes(SMALL).values() if len(shape) == 2) // SMALL.hidden
-    model = SMALL.model_copy(update={"layers": 8, "vocab": rows})
-    assert counts(model, 4) == [1, 3, 3, 1]
-    assert counts(model.model_copy(update={"layers": 9}), 4) == [1, 3, 3, 2]
+    assert counts(SMALL.model_copy(update={"layers": layers, "vocab": head_layers * rows}), 4) == split
 
 
 def test_a_tied_head_costs_what_a_head_of_its_own_costs() -> None:
@@ -107,20 +132,78 @@ def splits(layers: int, stages: int) -> list[list[int]]:
     return [[n, *rest] for n in range(1, layers - stages + 2) for rest in splits(layers - n, stages - 1)]
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 3000), st.integers(1, 400))
-def test_no_split_is_cheaper_and_none_of_equal_cost_is_more_even(layers: int, pp: int, vocab: int, ffn: int) -> None:
-    pp = min(pp, layers)
-    model = SMALL.model_copy(update={"layers": layers, "vocab": vocab, "ffn": ffn})
-    a_layer = sum(rows * columns for rows, columns in (s for s in layer_shapes(model).values() if len(s) == 2))
+def rank_costs(model: Model, placement: tuple[int, ...], split: list[int]) -> list[list[Fraction]]:
+    """By rank, what each of its stages costs: weights of layers and of the head, and an eighth of the embedding's."""
+    layer = sum(math.prod(shape) for shape in layer_shapes(model).values() if len(shape) == 2)
+    head = Fraction(model.vocab * model.hidden)
+    costs = [n * layer + Fraction(0) for n in split]
+    costs[0] += head / 8
+    costs[-1] += head
+    return [
+        [cost for cost, holder in zip(costs, placement, strict=True) if holder == rank]
+        for rank in range(max(placement) + 1)
+    ]
 
-    def rank(split: list[int]) -> tuple[int, int, int]:
-        costs = [n * a_layer for n in split]
-        costs[0] += vocab * model.hidden
-        costs[-1] += vocab * model.hidden
-        return max(costs), sum(cost**2 for cost in costs), split[0] + split[-1]
 
-    assert rank(counts(model, pp)) == min(rank(split) for split in splits(layers, pp))
+def squares(costs: list[Fraction]) -> Fraction:
+    return sum((cost**2 for cost in costs), Fraction(0))
+
+
+PLACEMENTS = [
+    *(("1f1b", ranks, 1) for ranks in (1, 2, 3, 5)),
+    *(("interleaved", ranks, chunks) for ranks, chunks in ((1, 3), (2, 2), (2, 3), (3, 2))),
+    *(("zb-v", ranks, 2) for ranks in (1, 2, 3)),
+]
+"""Schedule, ranks and chunks: one stage a rank, stages that go around, and stages that go down and up again."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 10), st.sampled_from(PLACEMENTS), st.integers(1, 3000), st.integers(1, 400))
+def test_no_split_has_a_less_busy_busiest_rank_and_of_equal_ones_none_is_more_even(
+    layers: int, placed: tuple[str, int, int], vocab: int, ffn: int
+) -> None:
+    """Ranks come first, then the stages of each; where all of it is equal, the ends have the fewest layers."""
+    schedule, pp, chunks = placed
+    placement = placement_of(schedule, pp, chunks)
+    model = SMALL.model_copy(update={"layers": max(layers, pp * chunks), "vocab": vocab, "ffn": ffn})
+
+    def order(split: list[int]) -> tuple[Fraction, Fraction]:
+        busy = [sum(stages, Fraction(0)) for stages in rank_costs(model, placement, split)]
+        return max(busy), squares(busy)
+
+    def order_within(split: list[int]) -> tuple[list[Fraction], list[Fraction], int]:
+        ranks = rank_costs(model, placement, split)
+        return [max(stages) for stages in ranks], [squares(stages) for stages in ranks], split[0] + split[-1]
+
+    def layers_by_rank(split: list[int]) -> list[int]:
+        return [sum(n for n, holder in zip(split, placement, strict=True) if holder == rank) for rank in range(pp)]
+
+    found = counts(model, pp, chunks, schedule=schedule)
+    every = splits(model.layers, pp * chunks)
+    assert order(found) == min(map(order, every))
+    alike = [split for split in every if layers_by_rank(split) == layers_by_rank(found)]
+    assert order_within(found) == min(map(order_within, alike))
+
+
+@pytest.fixture
+def own_schedule(tmp_path: Path) -> Path:
+    """A schedule whose rank 0 has three of four stages."""
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,1F0,2F0,,,2B0,1B0,0B0\n,,,3F0,3B0\n")
+    return path
+
+
+def test_a_schedule_from_a_file_says_which_stages_make_up_a_rank(own_schedule: Path) -> None:
+    model = SMALL.model_copy(update={"layers": 12, "vocab": 1})
+    assert counts(model, 2, 2, schedule=str(own_schedule)) == [2, 2, 2, 6]
+
+
+def test_only_what_is_balanced_needs_the_file_of_the_schedule(own_schedule: Path) -> None:
+    own_schedule.unlink()
+    for wanted in ("auto", "memory"):
+        with pytest.raises(UserError, match=r"parallel\.schedule = .*mine\.csv cannot be read: .*No such file"):
+            counts(SMALL, 2, 2, schedule=str(own_schedule), layers_per_stage=wanted)
+    assert counts(SMALL, 2, 2, schedule=str(own_schedule), layers_per_stage=[1, 1, 2, 1]) == [1, 1, 2, 1]
 
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 4), st.integers(1, 200_000))

@@ -57,7 +57,7 @@ def test_a_plan_as_json_has_every_number_of_the_schedule() -> None:
         "bubble": pytest.approx(1 / 13),
         "peak_activations": (2.0, 1.0),
     }
-    assert found["stages"][1] == {"stage": 1, "pp": 1, "first_layer": 2, "layers": 3, "offloaded_layers": []}
+    assert found["stages"][1] == {"stage": 1, "pp": 1, "first_layer": 3, "layers": 2, "offloaded_layers": []}
     assert plan(small_run(dp=2)).ranks().json()["schedule"] is None
 
 
@@ -146,3 +146,7 @@ def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"mine\.csv cannot be read"):
         plan(run_with(file, dp=1))
+    file.unlink()
+    for refused in (lambda: plan(run_with(file, dp=1)), lambda: overview(run_with(file))):
+        with pytest.raises(UserError, match=r"mine\.csv.*[Nn]o such file"):
+            refused()

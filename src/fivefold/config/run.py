@@ -210,8 +210,8 @@ class Parallel(Section):
     chunks: int = 1
     """Stages of each pipeline rank: zb-v and dualpipe-v have 2, interleaved and auto any number, the others 1."""
     layers_per_stage: list[int] | Literal["auto", "memory"] = "auto"
-    """Layers of each of the pp x chunks stages; `auto` makes the most expensive stage as cheap as can be, `memory` the
-    fullest rank as empty."""
+    """Layers of each of the pp x chunks stages; `auto` gives the busiest rank as little to do as can be, `memory` makes
+    the fullest rank as empty as can be."""
     cp_method: Literal["ring", "gather", "ulysses"] = "ring"
     """How the ranks of cp attend to each other's part: keys and values travel, are gathered, or heads are exchanged."""
 

@@ -1,32 +1,41 @@
 """Which layers each pipeline stage has: as the run file says, balanced by memory (memory_balance.py), or by cost.
 
-By cost, the rank with the most to do has as little to do as can be. The cost of a layer is its weights that multiply
-each token, to which its time is proportional, and the head costs its weights too. The embedding is a lookup, but its
-gradient is a whole table that is added up: it takes an eighth of the head's time (on an H200, at 4,096 tokens a
-microbatch). Attention's own products are left out, so that the stages depend on the model alone and not on
-data.seq_len. Imports no torch.
+By cost, the busiest rank has as little to do as can be, all its stages together: it works on one while another waits.
+A layer costs its weights that multiply each token, to which its time is proportional, and the head costs its weights
+too. The embedding is a lookup, but its gradient is a whole table that is added up. Attention's own products are left
+out, so that the stages depend on the model and the schedule, and not on data.seq_len. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from fivefold.config.run import Model, Run
 from fivefold.model.spec import matmul_parameters, vocabulary
 from fivefold.pipeline.memory_balance import balanced_by_memory
 from fivefold.pipeline.of_run import placement_of_run
 
-LOOKUP = 8
-"""How many times less than the head's the embedding's time is."""
+EMBEDDING = 1 / 8
+"""What the embedding costs, as a share of what the head does: their times on an H200 with 4,096 tokens a microbatch."""
+
+
+class _Load(NamedTuple):
+    """What a rank or a stage has to do, in order of which gets the next layer."""
+
+    cost: float
+    """Sums of whole numbers and eighths, so that they are exact and equal costs compare as equal."""
+    at_an_end: bool
+    """Whether it is, or has, the first or the last stage."""
 
 
 def stage_layers(run: Run) -> list[range]:
     """The numbers of the layers of each of pp x chunks stages, of a legal run.
 
     To be balanced by memory its ranks must be known. Raises UserError if the stages are to be balanced while
-    model.vocab is auto.
+    model.vocab is auto, or while the schedule is a file that cannot be read.
     """
     return [range(first, end) for first, end in pairwise(accumulate(_counts(run), initial=0))]
 
@@ -41,37 +50,42 @@ def _counts(run: Run) -> list[int]:
 
 
 def _balanced_by_cost(model: Model, placement: Sequence[int]) -> list[int]:
-    """How many layers each stage has: one, and each further one goes to the rank that then has the least to do.
+    """How many layers each stage has if the busiest rank is to have as little to do as can be.
 
-    Layers cost the same, so this makes the busiest rank as little busy as it can be, and the sum of the squared costs
-    as small (a convex cost is minimized by taking the cheapest step each time). Of a rank's stages the cheapest gets
-    the layer. Of equal choices the first and the last stage come last, as they have more than layers; before them later
-    stages, which keep fewer activations.
+    `placement` says which rank has each stage. Every stage has a layer; the others are shared out to the ranks, and
+    those of a rank to its stages.
     """
     head = vocabulary(model) * model.hidden
     layer = (matmul_parameters(model) - head) // model.layers
-    stages = len(placement)
-    cost = [layer * LOOKUP for _ in range(stages)]  # in units of which the embedding costs a whole number
-    cost[0] += head
-    cost[-1] += head * LOOKUP
-    counts = [1] * stages
-    busy = [
-        sum(cost[stage] for stage in range(stages) if placement[stage] == rank) for rank in range(max(placement) + 1)
-    ]
+    cost = [float(layer) for _ in placement]
+    cost[0] += EMBEDDING * head
+    cost[-1] += head
+    ends = (0, len(placement) - 1)
 
-    def choice(rank: int) -> tuple[int, bool, int, int]:
-        stage = min(
-            (stage for stage in range(stages) if placement[stage] == rank),
-            key=lambda stage: (cost[stage], stage in (0, stages - 1), -stage),
-        )
-        return busy[rank], stage in (0, stages - 1), -stage, rank
+    def load(*stages: int) -> _Load:
+        return _Load(sum(cost[stage] for stage in stages), any(stage in ends for stage in stages))
 
-    waiting = [choice(rank) for rank in range(len(busy))]
+    ranks = [[stage for stage, holder in enumerate(placement) if holder == rank] for rank in sorted(set(placement))]
+    counts = [1] * len(placement)
+    further = _shared_out(model.layers - len(placement), layer, [load(*stages) for stages in ranks])
+    for stages, layers in zip(ranks, further, strict=True):
+        for stage, more in zip(stages, _shared_out(layers, layer, [load(stage) for stage in stages]), strict=True):
+            counts[stage] += more
+    return counts
+
+
+def _shared_out(layers: int, cost: int, loads: Sequence[_Load]) -> list[int]:
+    """How many of `layers`, of which each costs `cost`, go to each of the loads: the next one to that which is least.
+
+    So the greatest load is as small as it can be, and the sum of the squares too (a convex cost is minimized by taking
+    the cheapest step each time). Of equal loads those at an end come last, as they have more than layers; before them
+    later ones, which keep fewer activations.
+    """
+    counts = [0] * len(loads)
+    waiting = [(*load, -number) for number, load in enumerate(loads)]
     heapify(waiting)
-    for _ in range(model.layers - stages):
-        _, _, negative, rank = heappop(waiting)
+    for _ in range(layers):
+        least, at_an_end, negative = waiting[0]
         counts[-negative] += 1
-        cost[-negative] += layer * LOOKUP
-        busy[rank] += layer * LOOKUP
-        heappush(waiting, choice(rank))
+        heapreplace(waiting, (least + cost, at_an_end, negative))
     return counts
