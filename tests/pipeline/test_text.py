@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+)
 
 from fivefold.errors import UserError
+from fivefold.pipeline.check import faults
+from fivefold.pipeline.named import SCHEDULES, make_schedule
 from fivefold.pipeline.schedule import Action, Pair, Schedule
 from fivefold.pipeline.text import from_csv, to_csv
 
@@ -55,3 +68,59 @@ def test_idle_slots_and_what_follows_from_the_actions_are_left_out() -> None:
 def test_a_file_that_cannot_be_read_says_where(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         from_csv(text, "f.csv")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_named_schedule_comes_back_from_its_text(name: str) -> None:
+    schedule = make_schedule(name, 3, 7, SCHEDULES[name].chunks or 2)
+    assert from_csv(to_csv(schedule), name) == schedule
+
+
+def torchs(kind: type[PipelineScheduleMulti], ranks: int = 4, microbatches: int = 8) -> PipelineScheduleMulti:
+    """torch's schedule of two stages a rank, which looks at these attributes of a stage only, until it runs."""
+    stages = [
+        SimpleNamespace(num_stages=2 * ranks, group_size=ranks, group_rank=0, is_first=True, is_last=False, submod=None)
+        for _ in range(2)
+    ]
+    return kind(stages, microbatches, loss_fn=lambda *_: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lowered", [False, True], ids=["compute only", "with communication"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        ScheduleInterleaved1F1B,
+        ScheduleLoopedBFS,
+        ScheduleInterleavedZeroBubble,
+        ScheduleZBVZeroBubble,
+        ScheduleDualPipeV,
+    ],
+)
+def test_what_torch_writes_is_read_and_sound(kind: type[PipelineScheduleMulti], lowered: bool, tmp_path: Path) -> None:
+    file = tmp_path / "torch.csv"
+    theirs = torchs(kind)
+    theirs._dump_csv(str(file), format="compute_comms" if lowered else "compute_only")
+    ours = from_csv(file.read_text(), file.name)
+    assert faults(ours) == []
+    for rank, steps in theirs.pipeline_order.items():
+        assert [str(step) for step in steps if step is not None] == [str(step) for step in ours.ranks[rank]]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("interleaved", ScheduleInterleaved1F1B),
+        ("zb-v", ScheduleZBVZeroBubble),
+        ("dualpipe-v", ScheduleDualPipeV),
+        ("auto", ScheduleDualPipeV),
+    ],
+)
+def test_torch_reads_what_we_write(name: str, kind: type[PipelineScheduleMulti], tmp_path: Path) -> None:
+    file = tmp_path / "ours.csv"
+    ours = make_schedule(name, 4, 8, 2)
+    file.write_text(to_csv(ours))
+    theirs = torchs(kind)
+    theirs._load_csv(str(file), format="compute_only")
+    for rank, steps in theirs.pipeline_order.items():
+        assert list(map(str, steps)) == list(map(str, ours.ranks[rank]))
+    assert theirs.stage_index_to_group_rank == dict(enumerate(ours.placement))

@@ -42,7 +42,7 @@ HABITS = (
 """Those of 216 combinations that were best somewhere in some hundred cases of ranks, times and limits."""
 POLISHED = 3
 """Of the listed ones, how many are simulated and polished."""
-EFFORT = 15_000
+EFFORT = 10_000
 """Steps of polishing times actions of the schedule, which bounds the time; large ones gain the least by it."""
 
 

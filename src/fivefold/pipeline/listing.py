@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from fivefold.pipeline.schedule import Action, Kind
+from fivefold.pipeline.schedule import KINDS, Action, Kind
 from fivefold.pipeline.times import Times
 
 
@@ -56,6 +57,12 @@ class Problem:
         """Stages a rank."""
         return len(self.placement) // self.ranks
 
+    @cached_property
+    def actions(self) -> dict[Kind, list[list[Action]]]:
+        """By kind, stage and microbatch; made once, since they are listed again with all habits."""
+        stages, microbatches = range(len(self.placement)), range(self.microbatches)
+        return {kind: [[Action(kind, s, m) for m in microbatches] for s in stages] for kind in KINDS if kind != "B"}
+
 
 def orders(problem: Problem, habits: Habits) -> tuple[float, tuple[tuple[Action, ...], ...]]:
     """Each rank's actions, and the time from first start to last end of the rank for which it is longest.
@@ -94,6 +101,7 @@ class _Listing:
     def __init__(self, problem: Problem, habits: Habits) -> None:
         self.problem = problem
         self.habits = habits
+        self.actions = problem.actions
         self.times = times = problem.times
         self.ranks = [_Rank(number, problem, habits) for number in range(problem.ranks)]
         placement, stages = problem.placement, len(problem.placement)
@@ -142,12 +150,12 @@ class _Listing:
         allowed = [stage for stage in rank.deepest_first if self._has_room(rank, stage)]
         forward, next_input = self._ready(allowed, self.inputs, self.forwards, now)
         if gradient is not None and not (self.habits.in_turn and rank.last == "I" and forward is not None):
-            return Action("I", gradient, self.backwards[gradient])
+            return self.actions["I"][gradient][self.backwards[gradient]]
         if forward is not None:
             patience = self.habits.await_first * self.times.forward[forward]
             if next_gradient - now < patience and not self.backwards[rank.stages[-1]]:
                 return None
-            return Action("F", forward, self.forwards[forward])
+            return self.actions["F"][forward][self.forwards[forward]]
         if not rank.waiting:
             return None
         ended = self.forwards[rank.stages[-1]] == self.problem.microbatches
@@ -202,7 +210,7 @@ class _Listing:
             self.backwards[stage] += 1
             rank.held -= 1 - rank.kept
             rank.flying -= 1
-            rank.waiting.append(Action("W", stage, microbatch))
+            rank.waiting.append(self.actions["W"][stage][microbatch])
             if stage:
                 self._send(self.gradients, stage - 1, end + self.hops[stage - 1])
         else:

@@ -95,7 +95,8 @@ def make_schedule(
         if number < 1:
             raise UserError(f"schedule {name} with {number} {what}: at least 1 is needed")
     if named.chunks is not None and chunks != named.chunks:
-        raise UserError(f"schedule {name} has {named.chunks} chunks a rank, not {chunks}")
+        unit = "chunk" if named.chunks == 1 else "chunks"
+        raise UserError(f"schedule {name} has {named.chunks} {unit} a rank, not {chunks}")
     if microbatches < named.fewest(ranks):
         raise UserError(
             f"schedule {name} on {ranks} ranks takes at least {named.fewest(ranks)} microbatches a step, "
