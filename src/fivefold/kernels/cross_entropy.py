@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fivefold.kernels.compiled import compiled_on_cuda
-from fivefold.kernels.linear import add_product, product_dtype
+from fivefold.kernels.linear import Deferral, add_product, product_dtype
 
 IGNORE = -100
 """Label of a position that has no target."""
@@ -56,6 +56,7 @@ def linear_cross_entropy(
     labels: Tensor,
     chunk_tokens: int | None = None,
     share: VocabularyShare | None = None,
+    deferral: Deferral | None = None,
 ) -> Tensor:
     """SUM of -log softmax(hidden @ weight^T)[label] over all labels that are not IGNORE, in at least fp32.
 
@@ -63,11 +64,13 @@ def linear_cross_entropy(
     weight's is summed over chunks in at least fp32. chunk_tokens is CHUNK_TOKENS of the device if None.
     With a share of the vocabulary: hidden (t, d), weight this rank's rows, labels (T,), and the sum over the ranks of
     the results is the loss.
+    With a deferral the weight's gradient goes there in forward, times the deferral's `loss_scale`, which the incoming
+    gradient must be: no gradient of the weight's size is made for each microbatch.
     """
     chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
     hidden_td, labels_T = hidden.flatten(0, -2), labels.flatten()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _LinearCrossEntropy.apply(hidden_td, weight, labels_T, chunk_tokens, share)
+        return _LinearCrossEntropy.apply(hidden_td, weight, labels_T, chunk_tokens, share, deferral)
     padded_vd = _padded(weight, product_dtype(hidden))
     loss = hidden.new_zeros((), dtype=_wide(hidden))
     hidden_Td = hidden_td if share is None else share.gather(hidden_td)
@@ -85,14 +88,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, hidden_td: Tensor, weight: Tensor, labels_T: Tensor, chunk_tokens: int, share: VocabularyShare | None
+        ctx,
+        hidden_td: Tensor,
+        weight: Tensor,
+        labels_T: Tensor,
+        chunk_tokens: int,
+        share: VocabularyShare | None,
+        deferral: Deferral | None,
     ) -> Tensor:
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         padded_vd = _padded(weight, product_dtype(hidden_td))
         loss = hidden_td.new_zeros((), dtype=_wide(hidden_td))
         hidden_Td = hidden_td if share is None else share.gather(hidden_td)
         d_hidden_Td = torch.empty_like(hidden_Td) if want_hidden else None
-        d_weight_vd = padded_vd.new_zeros(padded_vd.shape, dtype=_wide(weight)) if want_weight else None
+        keeps_weight = want_weight and deferral is None
+        d_weight_vd = padded_vd.new_zeros(padded_vd.shape, dtype=_wide(weight)) if keeps_weight else None
         for start in range(0, len(labels_T), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
             h_td, y_t = hidden_Td[rows].to(padded_vd.dtype), labels_T[rows]
@@ -101,6 +111,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss += chunk_loss
             if d_hidden_Td is not None:
                 d_hidden_Td[rows] = (d_logits_tv @ padded_vd) * labelled_t1
+            if want_weight and deferral is not None:
+                d_known_tv = d_logits_tv[:, : len(weight)]
+                deferral.sums.add_product(weight, d_known_tv.T, h_td * labelled_t1, deferral.loss_scale)
             if d_weight_vd is not None:
                 add_product(d_weight_vd, d_logits_tv.T, h_td * labelled_t1, d_weight_vd.dtype)
         if share is not None and d_hidden_Td is not None:
@@ -118,7 +131,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("backward ran twice through linear_cross_entropy, which keeps its gradients for one run")
         d_weight_vd, ctx.d_weight, ctx.spent = ctx.d_weight, None, True
         hidden = None if d_hidden_td is None else d_hidden_td * scale
-        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None, None
+        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None, None, None
 
 
 def _loss_and_gradient(logits_tv: Tensor, labels_t: Tensor, share: VocabularyShare | None) -> tuple[Tensor, Tensor]:

@@ -3,8 +3,9 @@
 Many CPUs have no bf16 or fp16 instructions, and torch's fallback there is 10 to 100 times slower than fp32. The product
 is then computed in fp32 and rounded once, as hardware with fp32 accumulators does.
 
-The gradient of a weight can wait: while a `Deferral` collects, backward computes the gradient of the input alone, and
-what the weight's needs is kept for later. Source: Qi et al. 2023 (zero-bubble pipelines).
+In a pipeline the gradient of a weight is added up over microbatches where it is computed, in the format in which it is
+reduced. And it can wait: while a `Deferral` collects, backward computes the gradient of the input alone, and what the
+weight's needs is kept for later. Source: Qi et al. 2023 (zero-bubble pipelines).
 """
 
 # t tokens  i input width  o output width
@@ -57,7 +58,7 @@ class WeightGradient:
             self._coming = self.fetch(self.x_ti)
 
     def add_to(self, totals: GradientTotals) -> None:
-        """Compute, and add to what there is of the weight's gradient and the bias's."""
+        """Compute, and add to the totals of weight and bias."""
         self.start()
         x_ti = self.x_ti if self._coming is None else self._coming.wait()
         totals.add_product(self.weight, self.d_y_to.T, x_ti)
@@ -66,33 +67,48 @@ class WeightGradient:
 
 
 class GradientTotals(Protocol):
-    """Where gradients are added up."""
+    """Where the gradients of a step are added up. Parameters are known by their identity."""
 
-    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add left @ right to the gradient of `parameter`."""
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+        """Add scale x left @ right to the gradient of `parameter`."""
+
+    def add_rows(self, parameter: Tensor, rows: Tensor, gradients: Tensor) -> None:
+        """Add each of `gradients` to the row of `parameter`'s gradient that it is for; a row may come repeatedly."""
 
     def add(self, parameter: Tensor, gradient: Tensor) -> None:
         """Add `gradient` to that of `parameter`."""
 
 
 class Deferral:
-    """Given to each linear layer of a stage: says whether its weight gradients wait, and keeps those that do.
+    """Given to each layer of a stage that has large weights: their gradients come here, and are computed now or later.
 
     An object and no context variable: on CUDA backward runs in another thread.
     """
 
     def __init__(self) -> None:
         self._collected: list[WeightGradient] | None = None
+        self.totals: GradientTotals | None = None
+        """Where the gradients are added up; set when the stage is put together."""
+        self.loss_scale = 1.0
+        """What the loss of a microbatch will be multiplied by: the head computes its weight's gradient in forward."""
 
-    @property
-    def collecting(self) -> bool:
-        """Whether weight gradients wait."""
-        return self._collected is not None
+    def announce(self, gradient: WeightGradient) -> None:
+        """Say that a gradient is to be put soon, so that what it needs can be on its way."""
+        if self._collected is None:
+            gradient.start()
 
     def put(self, gradient: WeightGradient) -> None:
-        """Keep a gradient for later."""
-        assert self._collected is not None, "put only while collecting"
-        self._collected.append(gradient)
+        """Take a gradient: keep it while collecting, else compute it."""
+        if self._collected is not None:
+            self._collected.append(gradient)
+        else:
+            gradient.add_to(self.sums)
+
+    @property
+    def sums(self) -> GradientTotals:
+        """The totals, which are there once the stage is put together."""
+        assert self.totals is not None, "the stage has its totals before its first backward"
+        return self.totals
 
     @contextmanager
     def collect(self) -> Iterator[list[WeightGradient]]:
@@ -108,7 +124,7 @@ class Deferral:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deferral: Deferral | None = None) -> Tensor:
     """x (..., i) @ weight (o, i)^T + bias (o,) -> (..., o), in the format of x.
 
-    With a deferral x is (t, i), and the gradients of weight and bias wait while it collects.
+    With a deferral x is (t, i), and the gradients of weight and bias go there.
     """
     if deferral is not None and torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias, deferral)
@@ -128,11 +144,34 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, d_y_to: Tensor):
         x_ti, weight_oi = ctx.saved_tensors
         d_x_ti = multiply(d_y_to, weight_oi) if ctx.needs_input_grad[0] else None
-        if ctx.deferral.collecting:
-            weight, bias = ctx.parameters
-            ctx.deferral.put(WeightGradient(weight, bias, d_y_to, x_ti))
-            return d_x_ti, None, None, None
-        return d_x_ti, multiply(d_y_to.T, x_ti), d_y_to.sum(0) if ctx.needs_input_grad[2] else None, None
+        weight, bias = ctx.parameters
+        ctx.deferral.put(WeightGradient(weight, bias, d_y_to, x_ti))
+        return d_x_ti, None, None, None
+
+
+def look_up(tokens_t: Tensor, weight_vi: Tensor, deferral: Deferral | None = None) -> Tensor:
+    """The row of the weight of each token, (t, i).
+
+    With a deferral the gradient goes there, row by row, and no table of the weight's size is made for each microbatch.
+    """
+    if deferral is not None and torch.is_grad_enabled():
+        return _LookUp.apply(tokens_t, weight_vi, deferral)
+    return F.embedding(tokens_t, weight_vi)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, tokens_t: Tensor, weight_vi: Tensor, deferral: Deferral) -> Tensor:
+        ctx.save_for_backward(tokens_t)
+        ctx.weight, ctx.deferral = weight_vi, deferral
+        return F.embedding(tokens_t, weight_vi)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y_ti: Tensor):
+        (tokens_t,) = ctx.saved_tensors
+        ctx.deferral.sums.add_rows(ctx.weight, tokens_t, d_y_ti)
+        return None, None, None
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
@@ -144,24 +183,18 @@ def multiply(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     return product if out is None else out.copy_(product)
 
 
-def add_product(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """total + left (a, k) @ right (k, b), in place, or the product if there is no total; total has the format `dtype`,
+def add_product(total: Tensor | None, left: Tensor, right: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """total + scale x left (a, k) @ right (k, b), in place; without a total, a new one.
 
-    which may be wider than the factors'; the product is then not rounded in between on a GPU, or where a CPU is slow in
-    the factors' format.
+    The total has the format `dtype`, which may be wider than the factors': the product is then not rounded to theirs on
+    a GPU, nor where a CPU is slow in it.
     """
-    narrow = left.dtype != dtype
-    if total is None:
-        if narrow and left.is_cuda:
-            return torch.mm(left, right, out_dtype=dtype)
-        return _product(left, right, dtype)
-    if not narrow and product_dtype(left) == dtype:
-        return total.addmm_(left, right)
-    if narrow and left.is_cuda:
-        return torch.addmm(total, left, right, out_dtype=dtype, out=total)
-    return total.add_(_product(left, right, dtype))
-
-
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    beta = 0.0 if total is None else 1.0
+    total = left.new_empty(len(left), right.shape[1], dtype=dtype) if total is None else total
     wide = product_dtype(left)
-    return (left.to(wide) @ right.to(wide)).to(dtype)
+    if left.dtype != dtype and left.is_cuda:
+        return torch.addmm(total, left, right, out_dtype=dtype, beta=beta, alpha=scale, out=total)
+    if wide == dtype:
+        return total.addmm_(left.to(wide), right.to(wide), beta=beta, alpha=scale)
+    product = (left.to(wide) @ right.to(wide)).mul_(scale).to(dtype)
+    return total.add_(product) if beta else total.copy_(product)

@@ -33,7 +33,7 @@ class Part:
     offload_activations: Collection[int] = ()
     """Numbers of this stage's layers whose activations wait in CPU memory."""
     deferral: Deferral | None = None
-    """Says when the weight gradients of the stage's linear layers wait; None if they never do."""
+    """Takes the gradients of the stage's large weights; None if autograd hands them out as any others."""
 
     @property
     def plain(self) -> bool:

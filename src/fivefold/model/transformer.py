@@ -38,7 +38,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.model, self.part = model, part
         if part.first:
-            self.embedding = Embedding(vocabulary(model), model.hidden, part.tp)
+            self.embedding = Embedding(vocabulary(model), model.hidden, part.tp, part.deferral)
             self.embedding_norm = norm(model) if model.embedding_norm else nn.Identity()
         layers = part.layers_of(model)
         policies = activation_policies(part.recompute, part.offload_activations, layers)
@@ -142,7 +142,7 @@ class Head(nn.Module):
 
     def __init__(self, model: Model, part: Part) -> None:
         super().__init__()
-        self.tp, self.vocabulary = part.tp, vocabulary(model)
+        self.tp, self.vocabulary, self.deferral = part.tp, vocabulary(model), part.deferral
         self.register_parameter("weight", None)
         if model.tied and part.first:
             return
@@ -154,7 +154,8 @@ class Head(nn.Module):
     def forward(self, x_td: Tensor, labels_T: Tensor, tied_weight: Tensor | None = None) -> Tensor:
         """This rank's share of the sum of the losses."""
         weight_vd = self.weight if tied_weight is None else tied_weight
-        return linear_cross_entropy(x_td, weight_vd, labels_T, share=vocabulary_share(self.vocabulary, self.tp))
+        share = vocabulary_share(self.vocabulary, self.tp)
+        return linear_cross_entropy(x_td, weight_vd, labels_T, share=share, deferral=self.deferral)
 
     def logits(self, x_td: Tensor, tied_weight: Tensor | None = None) -> Tensor:
         """(t, v), on a rank that has the whole vocabulary."""

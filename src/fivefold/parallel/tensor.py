@@ -15,12 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fivefold.kernels.cross_entropy import VocabularyShare
-from fivefold.kernels.linear import Deferral, WeightGradient, linear, multiply
+from fivefold.kernels.linear import Deferral, WeightGradient, linear, look_up, multiply
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.overlap import gather_multiply, start_multiply_scatter
 from fivefold.parallel.state import Cut, ShardedParameter
@@ -76,19 +75,19 @@ class Embedding(nn.Module):
     One reduce-scatter forward, one all-gather backward.
     """
 
-    def __init__(self, vocabulary: int, width: int, tp: Axis = ALONE) -> None:
+    def __init__(self, vocabulary: int, width: int, tp: Axis = ALONE, deferral: Deferral | None = None) -> None:
         super().__init__()
-        self.tp = tp
+        self.tp, self.deferral = tp, deferral
         self.rows = piece(vocabulary, tp)
         self.weight = nn.Parameter(torch.empty(len(self.rows), width))
         self.cuts = {"weight": Cut(0, vocabulary)}
 
     def forward(self, tokens_T: Tensor) -> Tensor:
         if self.tp.size == 1:
-            return F.embedding(tokens_T, self.weight)
+            return look_up(tokens_T, self.weight, self.deferral)
         place_T = tokens_T - self.rows.start
         elsewhere_T = (place_T < 0) | (place_T >= len(self.rows))
-        found_Td = F.embedding(place_T.masked_fill(elsewhere_T, 0), self.weight)
+        found_Td = look_up(place_T.masked_fill(elsewhere_T, 0), self.weight, self.deferral)
         return _AddUp.apply(found_Td.masked_fill(elsewhere_T[:, None], 0), self.tp)
 
 
@@ -115,7 +114,7 @@ def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tens
 
 class _Column(torch.autograd.Function):
     """Saves the slice x_ti; backward gathers it again while the input's gradient is computed, and sends that while the
-    weight's is. A weight gradient that waits gathers it when its turn comes."""
+    weight's is, or when a weight gradient that waits has its turn."""
 
     @staticmethod
     def forward(
@@ -130,10 +129,12 @@ class _Column(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, d_y_To: Tensor):
         x_ti, weight_oi = ctx.saved_tensors
-        if ctx.deferral is not None and ctx.deferral.collecting:
-            d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
+        if ctx.deferral is not None:
             weight, bias = ctx.parameters
-            ctx.deferral.put(WeightGradient(weight, bias, d_y_To, x_ti, ctx.tp.start_gather))
+            gradient = WeightGradient(weight, bias, d_y_To, x_ti, ctx.tp.start_gather)
+            ctx.deferral.announce(gradient)
+            d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
+            ctx.deferral.put(gradient)
             return d_x.wait(), None, None, None, None
         gathered = ctx.tp.start_gather(x_ti)
         d_x = start_multiply_scatter(d_y_To, weight_oi, ctx.tp)
@@ -155,7 +156,7 @@ class _Row(torch.autograd.Function):
     def backward(ctx, d_y_to: Tensor):
         x_Ti, weight_oi = ctx.saved_tensors
         d_x_Ti, d_y_To = gather_multiply(d_y_to, weight_oi, ctx.tp)
-        if ctx.deferral is not None and ctx.deferral.collecting:
+        if ctx.deferral is not None:
             ctx.deferral.put(WeightGradient(ctx.weight, None, d_y_To, x_Ti))
             return d_x_Ti, None, None, None
         return d_x_Ti, multiply(d_y_To.T, x_Ti), None, None

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from fivefold._torch import finish_backward, reduce_gradients, unsharded_parameters
+from fivefold._torch import UnshardedParameter, finish_backward, reduce_gradients, unsharded_parameters
 from fivefold.config.run import Precision
-from fivefold.kernels.linear import WeightGradient, add_product
+from fivefold.kernels.linear import Deferral, WeightGradient, add_product
 from fivefold.parallel.mesh import Mesh
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -65,12 +65,17 @@ class Accumulation:
     """How one stage's gradients add up over the backwards of a step, and when they are reduced.
 
     ZeRO 2 and 3 reduce after each backward; in a pipeline, where microbatches are under way together, every ZeRO degree
-    reduces once a step. Gradients of weights that were computed apart are added to what FSDP adds up.
+    reduces once a step. There the gradients of large weights do not come through autograd: they are added here to
+    FSDP's totals.
     """
 
-    def __init__(self, model: nn.Module, zero: int, pipelined: bool, precision: Precision) -> None:
+    def __init__(
+        self, model: nn.Module, deferral: Deferral | None, zero: int, pipelined: bool, precision: Precision
+    ) -> None:
         assert isinstance(model, FSDPModule)
         self.model, self._format = model, reduce_dtype(precision)
+        self.deferral = Deferral() if deferral is None else deferral
+        self.deferral.totals = self
         self._reduces_each, self._gathers_each = zero >= 2 and not pipelined, zero >= 3
         self._last: bool | None = None
 
@@ -85,14 +90,14 @@ class Accumulation:
         self.model.set_reshard_after_backward(last or self._gathers_each)
 
     @torch.no_grad()
-    def add(self, gradients: Sequence[WeightGradient]) -> None:
+    def compute(self, gradients: Sequence[WeightGradient]) -> None:
         """Compute gradients that waited, and add them up."""
         for _ in self._added(gradients):
             pass
 
     @torch.no_grad()
-    def add_and_reduce(self, gradients: Sequence[WeightGradient]) -> None:
-        """As `add`, for the last gradients of a step: each unit is reduced as soon as it has its own."""
+    def compute_and_reduce(self, gradients: Sequence[WeightGradient]) -> None:
+        """As `compute`, for the last gradients of a step: each unit is reduced as soon as it has its own."""
         self.expect(last=True)
         lacking = Counter(self._owners.unit_of(gradient.weight) for gradient in gradients)
         for gradient in self._added(gradients):
@@ -107,20 +112,37 @@ class Accumulation:
         for number, gradient in enumerate(gradients):
             for near in gradients[number : number + 2]:
                 near.start()
-            gradient.add_to(self._owners)
+            gradient.add_to(self)
             yield gradient
+
+    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+        """Add scale x left @ right to the gradient of `parameter`."""
+        total = self._owners.total_of(parameter)
+        total.gradient = add_product(total.gradient, left, right, self._format, scale)
+
+    def add_rows(self, parameter: Tensor, rows: Tensor, gradients: Tensor) -> None:
+        """Add each of `gradients` to the row of `parameter`'s gradient that it is for; a row may come repeatedly."""
+        total = self._owners.total_of(parameter)
+        before = total.gradient
+        table = torch.zeros_like(parameter, dtype=self._format) if before is None else before
+        total.gradient = table.index_put_((rows,), gradients.to(self._format), accumulate=True)  # sorts: always one sum
+
+    def add(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Add `gradient` to that of `parameter`."""
+        total = self._owners.total_of(parameter)
+        before = total.gradient
+        total.gradient = gradient.to(self._format) if before is None else before.add_(gradient)
 
     @cached_property
     def _owners(self) -> Owners:
-        """Made at the first gradient that waited, when every unit was gathered once."""
-        return Owners(self.model, self._format)
+        """Made at the first gradient that is added, when every unit was gathered once."""
+        return Owners(self.model)
 
 
 class Owners:
-    """The gradients that FSDP adds up for the gathered parameters of a stage, which are known by their identity."""
+    """The gathered parameters of a stage, which are known by their identity, and the units that gather them."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    def __init__(self, model: nn.Module) -> None:
         self._owners = {
             id(parameter.tensor): (unit, parameter)
             for unit in sharded_units(model)
@@ -131,16 +153,9 @@ class Owners:
         """The unit that gathers and reduces `parameter`."""
         return self._owners[id(parameter)][0]
 
-    def add_product(self, parameter: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add left @ right to the gradient of `parameter`."""
-        _, total = self._owners[id(parameter)]
-        total.gradient = add_product(total.gradient, left, right, self._dtype)
-
-    def add(self, parameter: Tensor, gradient: Tensor) -> None:
-        """Add `gradient` to that of `parameter`."""
-        _, total = self._owners[id(parameter)]
-        before = total.gradient
-        total.gradient = gradient.to(self._dtype) if before is None else before.add_(gradient)
+    def total_of(self, parameter: Tensor) -> UnshardedParameter:
+        """What holds the gradient of `parameter`."""
+        return self._owners[id(parameter)][1]
 
 
 def release_gathered(model: nn.Module) -> None:

@@ -5,6 +5,10 @@ needed, so transfers run beside computation. Each ordered pair of ranks has a ch
 through its messages in the sender's order: nothing can be mixed up, and what the checker found free of circles cannot
 stop. Shapes follow from the microbatches, which every rank of the pipeline reads itself, so their lengths may differ.
 
+On a GPU an open transfer is a kernel that spins until the other side is there, and CUDA loads a kernel that is used for
+the first time only when nothing runs: the two together can stop all ranks for good. So the first time that microbatches
+of a kind come, they travel through CPU memory, and what they use of the GPU is loaded meanwhile.
+
 One stage on one rank is the same with nothing to exchange: forwards and backwards in turn accumulate gradients.
 """
 
@@ -22,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fivefold.errors import RunError
-from fivefold.kernels.linear import Deferral, WeightGradient
+from fivefold.kernels.linear import WeightGradient
 from fivefold.parallel.axis import Pending
 from fivefold.parallel.links import Links, Sent
 from fivefold.parallel.tied import TiedEmbedding
@@ -80,15 +84,15 @@ class Pipeline:
         self,
         stages: Mapping[int, nn.Module],
         accumulations: Mapping[int, Accumulation],
-        deferral: Deferral,
         schedule: Schedule,
         links: Links,
         boundary: Boundary,
         tied: TiedEmbedding | None = None,
     ) -> None:
-        self.stages, self.accumulations, self.deferral = stages, accumulations, deferral
+        self.stages, self.accumulations = stages, accumulations
         self.schedule, self.links, self.boundary = schedule, links, boundary
         self.tied = tied
+        self._known: set[tuple[bool, torch.Size, bool]] = set()
         self.clock = Clock(boundary.device)
 
     @property
@@ -107,6 +111,8 @@ class Pipeline:
 
         Raises RunError if another rank does not deliver.
         """
+        for accumulation in self.accumulations.values():
+            accumulation.deferral.loss_scale = 1 / max(1, labels)
         loss = _Passage(self, self.schedule, microbatches, max(1, labels)).run()
         if self.tied is not None:
             self.tied.add_gradients()
@@ -132,6 +138,13 @@ class Pipeline:
             release_gathered(model)
             model.train()
         return total
+
+    def all_known(self, microbatches: Iterable[Inputs]) -> bool:
+        """Whether all these have come before in their kind (shape, packed or not), in training or in evaluation."""
+        kinds = {(torch.is_grad_enabled(), inputs.tokens.shape, inputs.packed) for inputs in microbatches}
+        new = kinds - self._known
+        self._known |= new
+        return not new
 
     def connect(self) -> None:
         """Use each channel once; a collective call, before the first step."""
@@ -175,6 +188,8 @@ class _Passage:
         device = pipeline.boundary.device
         assert len(microbatches) == schedule.microbatches, "the schedule is made for the microbatches of a step"
         self.microbatches = [inputs.to(device) for inputs in microbatches]
+        self.route = device if pipeline.all_known(microbatches) else torch.device("cpu")
+        """Where what travels leaves and arrives."""
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.given: dict[Action, Tensor | Pending] = {}
         """By maker, what other actions made for this rank's, there or on its way."""
@@ -221,7 +236,7 @@ class _Passage:
         self._go_back(action, ends_step=action in self.pipeline.last_gradients)
 
     def _input_gradient(self, action: Action) -> None:
-        with self.pipeline.deferral.collect() as collected:
+        with self.pipeline.accumulations[action.stage].deferral.collect() as collected:
             self._go_back(action, ends_step=False)
         self.waiting[action.stage, action.microbatch] = collected
 
@@ -241,14 +256,14 @@ class _Passage:
         gradients = self.waiting.pop((action.stage, action.microbatch))
         with self.clock.during(action):
             if action in self.pipeline.last_gradients:
-                accumulation.add_and_reduce(gradients)
+                accumulation.compute_and_reduce(gradients)
             else:
-                accumulation.add(gradients)
+                accumulation.compute(gradients)
 
     def _post(self, message: Message) -> None:
         boundary = self.pipeline.boundary
         shape = boundary.shape(self.microbatches[message.action.microbatch])
-        pending = self.pipeline.links.receive(shape, boundary.dtype, boundary.device, message.source)
+        pending = self.pipeline.links.receive(shape, boundary.dtype, self.route, message.source)
         self.given[gives(message.action)] = pending
 
     def _give(self, action: Action, output: Tensor) -> None:
@@ -260,7 +275,7 @@ class _Passage:
         if target == self.rank:
             self.given[gives(action)] = output
         else:
-            self.sent.append(self.pipeline.links.send(output, target))
+            self.sent.append(self.pipeline.links.send(output.to(self.route), target))
 
     def _take(self, action: Action) -> Tensor | None:
         """What an action needs of another, waited for; None for the first stage's forward."""
@@ -271,7 +286,8 @@ class _Passage:
         if isinstance(given, Tensor):
             return given
         source = self.schedule.placement[maker.stage]
-        return self._await(given, f"{action}, which needs {maker} of pipeline rank {source}")
+        arrived = self._await(given, f"{action}, which needs {maker} of pipeline rank {source}")
+        return arrived.to(self.pipeline.boundary.device)
 
     def _await(self, transfer: Pending | Sent, what: str) -> Any:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -30,26 +31,27 @@ def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
     layout asks.
     """
     schedule = schedule_of_run(run)
-    deferral = Deferral()
-    stages = build_stages(run, mesh, schedule.placement, deferral if schedule.splits else None)
-    pipelined = schedule.stages > 1
+    pipelined = schedule.stages > 1 or schedule.splits
+    deferrals = {stage: Deferral() for stage in range(schedule.stages)} if pipelined else {}
+    stages = build_stages(run, mesh, schedule.placement, deferrals)
     accumulations = {
-        stage: Accumulation(model, run.parallel.zero, pipelined, run.precision) for stage, model in stages.items()
+        stage: Accumulation(model, deferrals.get(stage), run.parallel.zero, pipelined, run.precision)
+        for stage, model in stages.items()
     }
     boundary = Boundary(run.model.hidden, mesh.tp.size * mesh.cp.size, DTYPES[run.precision.compute], mesh.device)
     tied = tied_embedding(stages, schedule.placement, mesh)
-    return Pipeline(stages, accumulations, deferral, schedule, mesh.pp, boundary, tied)
+    return Pipeline(stages, accumulations, schedule, mesh.pp, boundary, tied)
 
 
 def build_stages(
-    run: Run, mesh: Mesh, placement: Sequence[int], deferral: Deferral | None = None
+    run: Run, mesh: Mesh, placement: Sequence[int], deferrals: Mapping[int, Deferral] = MappingProxyType({})
 ) -> dict[int, nn.Module]:
     """This rank's stages by number, each sharded, on its device or, if the run says so, in CPU memory.
 
     Their weights are not set yet. Raises UserError if the family cannot be split as the layout asks.
     """
     mine = [stage for stage, rank in enumerate(placement) if rank == mesh.pp.rank]
-    return {stage: _build(run, mesh, part_of(run, mesh, stage, deferral)) for stage in mine}
+    return {stage: _build(run, mesh, part_of(run, mesh, stage, deferrals.get(stage))) for stage in mine}
 
 
 def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
