@@ -34,15 +34,17 @@ def test_run_plan_and_train_are_there_and_importing_them_loads_no_torch() -> Non
         fivefold.trian  # noqa: B018
 
 
-def test_what_is_legal_is_read_and_planned_and_refused_by_training(tmp_path: Path) -> None:
+def test_what_is_legal_is_read_and_planned_and_what_cannot_run_yet_is_refused_by_training(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: a\nsteps: 1\nmodel: {preset: tiny-llama, vocab: 1003}\ndata: {train: [{path: x}]}\n")
     run = fivefold.Run.load(file, ["--parallel.pp", "2", "--parallel.dp", "1"])
     planned = fivefold.plan(run)
     assert [len(layers) for layers in planned.ranks().stages] == [2, 2]
-    assert planned.build_rank(1).layers == range(2, 4)
-    with pytest.raises(UserError, match="does not run pipeline parallelism"):
-        fivefold.train(run)
+    assert planned.build_rank(1).stages == {1: range(2, 4)}
+    half = fivefold.Run.load(file, ["--parallel.dp", "1", "--precision.compute", "fp16"])
+    assert fivefold.plan(half).notes
+    with pytest.raises(UserError, match="does not scale the loss as fp16 needs"):
+        fivefold.train(half)
     with pytest.raises(UserError, match=r"cannot be split over parallel\.tp = 3"):
         fivefold.Run.load(file, ["--parallel.tp", "3"])
 
