@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -77,6 +77,21 @@ class Boundary:
         return inputs.tokens.numel() // self.ranks, self.width
 
 
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a schedule."""
+
+    schedule: Schedule
+    actions: tuple[Action, ...]
+    receives: list[tuple[Message, ...]]
+    """What is posted before each action."""
+
+    @classmethod
+    def of(cls, schedule: Schedule, rank: int) -> Part:
+        """That of `rank`."""
+        return cls(schedule, schedule.actions[rank], receives(schedule, rank))
+
+
 class Pipeline:
     """This rank's stages of the model, and how they work on the microbatches of a step together with other ranks'."""
 
@@ -92,6 +107,7 @@ class Pipeline:
         self.stages, self.accumulations = stages, accumulations
         self.schedule, self.links, self.boundary = schedule, links, boundary
         self.tied = tied
+        self._evaluated: dict[int, Part] = {}
         self._known: set[tuple[bool, torch.Size, bool]] = set()
         self.clock = Clock(boundary.device)
 
@@ -113,7 +129,7 @@ class Pipeline:
         """
         for accumulation in self.accumulations.values():
             accumulation.deferral.loss_scale = 1 / max(1, labels)
-        loss = _Passage(self, self.schedule, microbatches, max(1, labels)).run()
+        loss = _Passage(self, self._own, microbatches, max(1, labels)).run()
         if self.tied is not None:
             self.tied.add_gradients()
         return loss
@@ -133,7 +149,7 @@ class Pipeline:
             model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.boundary.device)
         for some in _groups(microbatches, 2 * self.links.size):
-            total += _Passage(self, _forward_only(self.schedule.placement, len(some)), some, 1).run()
+            total += _Passage(self, self._forward_only(len(some)), some, 1).run()
         for model in self.stages.values():
             release_gathered(model)
             model.train()
@@ -172,6 +188,17 @@ class Pipeline:
         return self.clock.now() - start
 
     @cached_property
+    def _own(self) -> Part:
+        return Part.of(self.schedule, self.links.rank)
+
+    def _forward_only(self, microbatches: int) -> Part:
+        if microbatches not in self._evaluated:
+            self._evaluated[microbatches] = Part.of(
+                forward_only(self.schedule.placement, microbatches), self.links.rank
+            )
+        return self._evaluated[microbatches]
+
+    @cached_property
     def _channels(self) -> list[tuple[int, int]]:
         """The ordered pairs of ranks that exchange something, forward or backward."""
         placement = self.schedule.placement
@@ -182,11 +209,12 @@ class Pipeline:
 class _Passage:
     """One run through a schedule."""
 
-    def __init__(self, pipeline: Pipeline, schedule: Schedule, microbatches: Sequence[Inputs], divisor: int) -> None:
-        self.pipeline, self.schedule, self.divisor = pipeline, schedule, divisor
+    def __init__(self, pipeline: Pipeline, part: Part, microbatches: Sequence[Inputs], divisor: int) -> None:
+        self.pipeline, self.part, self.divisor = pipeline, part, divisor
+        self.schedule = part.schedule
         self.rank, self.clock = pipeline.links.rank, pipeline.clock
         device = pipeline.boundary.device
-        assert len(microbatches) == schedule.microbatches, "the schedule is made for the microbatches of a step"
+        assert len(microbatches) == self.schedule.microbatches, "the schedule is made for the microbatches of a step"
         self.microbatches = [inputs.to(device) for inputs in microbatches]
         self.route = device if pipeline.all_known(microbatches) else torch.device("cpu")
         """Where what travels leaves and arrives."""
@@ -203,7 +231,7 @@ class _Passage:
     def run(self) -> Tensor:
         """All actions of this rank in order; the sum of its losses over the divisor."""
         compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
-        for action, messages in zip(self.schedule.actions[self.rank], _receives(self.schedule, self.rank), strict=True):
+        for action, messages in zip(self.part.actions, self.part.receives, strict=True):
             for message in messages:
                 self._post(message)
             compute[action.kind](action)
@@ -294,16 +322,6 @@ class _Passage:
             return transfer.wait()
         except RuntimeError as error:
             raise RunError(f"pipeline rank {self.rank} stopped in {what}: {error}") from error
-
-
-@lru_cache(maxsize=8)
-def _receives(schedule: Schedule, rank: int) -> list[tuple[Message, ...]]:
-    return receives(schedule, rank)
-
-
-@lru_cache(maxsize=8)
-def _forward_only(placement: tuple[int, ...], microbatches: int) -> Schedule:
-    return forward_only(placement, microbatches)
 
 
 def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
