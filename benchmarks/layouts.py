@@ -54,9 +54,9 @@ ROWS = (
 )
 
 
-def measure(row: Row, data: Path, out: Path) -> dict[str, float]:
+def measure(row: Row, data: Path, out: Path, steps: int = 20) -> dict[str, float]:
     """Tokens/s a GPU, MFU and the peak in GiB of one row."""
-    flags = {"name": row.name, "out": out, "data.train.0.path": data, "nproc": row.gpus, "steps": 20}
+    flags = {"name": row.name, "out": out, "data.train.0.path": data, "nproc": row.gpus, "steps": steps}
     command = [sys.executable, "-m", "fivefold", "train", str(HERE / "dense16.yaml"), "--restart"]
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     command += row.flags

@@ -2,7 +2,8 @@
 
 The model is that of `dense16.yaml` at 4,096 tokens, one sequence a microbatch; the tokens are random. Beside each row's
 speed stands its bubble, measured in one step and simulated with the times of that step, and the memory of the fullest
-rank beside the activations that simulation gives it. Figures are medians over the steps after the first ten.
+rank beside the activations that simulation gives it. Figures are medians over the steps after the first ten (after
+the first, of few).
 `--only NAME ...` takes some rows; `--list` shows them all.
 """
 
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="pipeline ranks, one GPU each")
     parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/pipelines"))
     arguments = parser.parse_args()
@@ -80,7 +82,7 @@ def main() -> None:
         if row.gpus > torch.cuda.device_count():
             print(f"| {row.name} | skipped: {torch.cuda.device_count()} GPUs here | | | | | |", flush=True)
             continue
-        found = measure(row, data, arguments.out)
+        found = measure(row, data, arguments.out, arguments.steps)
         bubbles = Bubbles.of(arguments.out / row.name)
         cells = (
             row.name,
