@@ -1,7 +1,7 @@
 """A checkpoint that one layout saved is loaded by every other, weights and optimizer state byte for byte.
 
-Layouts of four processes, each with weights of its own, so that nothing is right by being there already; and
-tensors of which some ranks hold nothing, over other numbers of ranks.
+Each has weights of its own, so that nothing is right by being there already: layouts of four processes; tensors of
+which some ranks hold nothing, over other numbers of ranks; and a tied embedding in pipelines and outside of them.
 """
 
 import pytest
@@ -12,11 +12,12 @@ from fivefold.checkpoint.find import open_checkpoint
 from fivefold.checkpoint.load import read_full
 from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_model
+from fivefold.train.build import build_pipeline
 from fivefold.train.job import state_tensors
 from tests.parity.cases import OPTIM, Case
-from tests.parity.pieces import differing_copies, faults, piece
+from tests.parity.pieces import TOLERANCE, differing_copies, faults, piece
 from tests.parity.rank import Rank, mesh_for
+from tests.parity.reference import reference
 
 FOUR = [
     Case("llama-two-layers", tp=4),
@@ -37,6 +38,19 @@ NARROW = [
     Case("narrow", tp=2, cp=2, zero=3),
     Case("narrow"),
 ]
+FOLDED, FLAT = (
+    Case("llama-tied", pp=2, schedule="zb-v", chunks=2, micro=2),
+    Case("llama-tied", pp=2, micro=2),
+)
+TIED = [
+    Case("llama-tied"),
+    FOLDED,
+    FLAT,
+    Case("llama-tied", pp=2, schedule="interleaved", chunks=2, layers=(1, 2, 1, 1), micro=1, offload=("optimizer",)),
+    Case("llama-tied", pp=2, schedule="zb-h1", micro=2, dp=2, zero=3),
+    Case("llama-tied", pp=2, schedule="dualpipe-v", chunks=2, micro=2, tp=2),
+]
+LAYOUTS = [*FOUR, *NARROW, *TIED]
 
 
 def save(case, folder, seed):
@@ -52,8 +66,8 @@ def save(case, folder, seed):
 def load_each(case, folders):
     """This rank's pieces of all that each checkpoint holds, loaded into a model that was filled with something else."""
     mesh = mesh_for(case.parallel)
-    model = build_model(case.run, mesh)
-    optimizer = optimizer_for(sharded_parameters({0: model}, mesh), OPTIM, case.offload, mesh.pp)
+    stages = build_pipeline(case.run, mesh).stages
+    optimizer = optimizer_for(sharded_parameters(stages, mesh), OPTIM, case.offload, mesh.pp)
     tensors = state_tensors(optimizer.parameters, optimizer.materialize())
     loaded = []
     for folder in folders:
@@ -75,7 +89,7 @@ def piece_of(tensor):
 def saved(ranks, tmp_path_factory):
     """By layout, the folder of its checkpoint and what one process reads from it."""
     found = {}
-    for seed, case in enumerate([*FOUR, *NARROW]):
+    for seed, case in enumerate(LAYOUTS):
         if (case.model, case.dp) == ("narrow", 3):
             continue  # three ranks have no equal shares of eight sequences: they only load
         folder = tmp_path_factory.mktemp("run")
@@ -84,7 +98,7 @@ def saved(ranks, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("case", [*FOUR, *NARROW], ids=str)
+@pytest.mark.parametrize("case", LAYOUTS, ids=str)
 def test_a_layout_loads_what_every_other_saved(ranks, saved, case):
     others = {other: found for other, found in saved.items() if other.model == case.model and other != case}
     by_rank = ranks.run(case.world, load_each, case, [folder for folder, _ in others.values()])
@@ -97,3 +111,25 @@ def test_no_two_layouts_saved_the_same(saved):
     """Else a load that does nothing would pass."""
     embeddings = [whole["model.embedding.weight"].flatten()[0].item() for _, whole in saved.values()]
     assert len(set(embeddings)) == len(saved)
+
+
+def go_on(case, folder, step):
+    """One step from the checkpoint of the step before, if there is one, and a checkpoint of it; its loss and norm."""
+    rank = Rank(case, seed=step)
+    checkpointer = Checkpointer(folder / "checkpoints", keep=1, on_event=lambda *_: None)
+    if step:
+        checkpointer.load(checkpointer.latest(), state_tensors(rank.state, rank.optimizer.materialize()))
+        rank.pipeline.renew_copies()
+    result = rank.step(step)
+    checkpointer.save(step + 1, state_tensors(rank.state, rank.optimizer.state()), {"step": step + 1})
+    checkpointer.close()
+    return result.loss.item(), result.norm.item()
+
+
+@pytest.mark.parametrize("others", [(FOLDED, TIED[0], FLAT), (FLAT, FOLDED, TIED[0])], ids=["folded first", "flat first"])
+def test_a_run_that_changes_its_pipeline_at_each_step_has_the_losses_of_one_process(ranks, others, tmp_path):
+    """The tied embedding is saved once, and the last stage's copy follows what was loaded."""
+    expected = reference("llama-tied", packed=False)
+    for step, case in enumerate(others):
+        for figures in ranks.run(case.world, go_on, case, tmp_path, step):
+            assert figures == pytest.approx((expected.losses[step], expected.norms[step]), rel=TOLERANCE)

@@ -18,6 +18,8 @@ LAYOUTS = [
     Case("llama", cp=2),
     Case("llama", tp=2, dp=2, zero=3),
     Case("llama", tp=2, cp=2),
+    Case("llama", pp=2, layers=(2, 3), micro=2),
+    Case("llama-tied", pp=2, schedule="zb-v", chunks=2, layers=(1, 2, 1, 1), micro=2),
 ]
 
 

@@ -18,6 +18,9 @@ LAYOUTS = [
     Case("llama", cp=2),
     Case("llama", cp=2, method="ulysses"),
     Case("llama", tp=2, cp=2, method="gather"),
+    Case("llama", pp=2, micro=2),
+    Case("llama", pp=2, schedule="zb-v", chunks=2, micro=2),
+    Case("llama", pp=2, schedule="interleaved", chunks=2, micro=2, dp=2, zero=3),
 ]
 
 
