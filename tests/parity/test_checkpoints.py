@@ -126,10 +126,10 @@ def go_on(case, folder, step):
     return result.loss.item(), result.norm.item()
 
 
-@pytest.mark.parametrize("others", [(FOLDED, TIED[0], FLAT), (FLAT, FOLDED, TIED[0])], ids=["folded first", "flat first"])
-def test_a_run_that_changes_its_pipeline_at_each_step_has_the_losses_of_one_process(ranks, others, tmp_path):
+@pytest.mark.parametrize("layouts", [(FOLDED, TIED[0], FLAT), (FLAT, FOLDED, TIED[0])], ids=["folded", "flat"])
+def test_a_run_that_changes_its_pipeline_at_each_step_has_the_losses_of_one_process(ranks, layouts, tmp_path):
     """The tied embedding is saved once, and the last stage's copy follows what was loaded."""
     expected = reference("llama-tied", packed=False)
-    for step, case in enumerate(others):
+    for step, case in enumerate(layouts):
         for figures in ranks.run(case.world, go_on, case, tmp_path, step):
             assert figures == pytest.approx((expected.losses[step], expected.norms[step]), rel=TOLERANCE)
