@@ -1,7 +1,8 @@
 """What the pipeline executor costs the host: `torchrun --nproc_per_node 2 benchmarks/executor.py` (or python, for one).
 
 Stages that compute almost nothing run a schedule, on GPUs if there are any; beside it the same forwards and backwards
-run without the executor. The difference is what an action costs: waiting, posting, sending, the clock.
+run without the executor. The difference in the main thread's time is what an action costs: posting, sending, keeping
+count, the clock. Time in which the thread waits for the other rank or the GPU is not in it.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ def plainly(stages: dict[int, nn.Module], actions: tuple[Action, ...], microbatc
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The median of some runs, after two; what is queued on a GPU is waited for between them."""
+    """The main thread's own time, the median of some runs after two; a GPU is waited for between them."""
     found = []
     for _ in range(REPEATS + 2):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = time.thread_time()
         work()
-        found.append(time.perf_counter() - start)
+        found.append(time.thread_time() - start)
     return statistics.median(found[2:])
 
 
