@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -27,10 +27,10 @@ Span = tuple[str, float, float]
 
 
 class Clock:
-    """Of one rank's device."""
+    """Of one rank's device. `describe` says of an action what it waits for."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, describe: Callable[[Action], str] = str) -> None:
+        self._device, self._describe = device, describe
         self._queued: deque[tuple[Action, torch.cuda.Event]] = deque()
         self._recorded: list[tuple[Action, torch.cuda.Event | float, torch.cuda.Event | float]] | None = None
 
@@ -92,7 +92,7 @@ class Clock:
                 time.sleep(POLL_S)
                 if time.monotonic() - since > STALLED_S:
                     raise RunError(
-                        f"{action} has not ended in {STALLED_S:.0f} s: what it needs has not come, or this GPU hangs"
+                        f"the pipeline stands still: {self._describe(action)}, has not ended in {STALLED_S:.0f} s"
                     )
 
 

@@ -78,7 +78,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Part:
+class RankSchedule:
     """One rank's part of a schedule."""
 
     schedule: Schedule
@@ -87,7 +87,7 @@ class Part:
     """What is posted before each action."""
 
     @classmethod
-    def of(cls, schedule: Schedule, rank: int) -> Part:
+    def of(cls, schedule: Schedule, rank: int) -> RankSchedule:
         """That of `rank`."""
         return cls(schedule, schedule.actions[rank], receives(schedule, rank))
 
@@ -107,14 +107,21 @@ class Pipeline:
         self.stages, self.accumulations = stages, accumulations
         self.schedule, self.links, self.boundary = schedule, links, boundary
         self.tied = tied
-        self._evaluated: dict[int, Part] = {}
+        self._evaluated: dict[int, RankSchedule] = {}
         self._known: set[tuple[bool, torch.Size, bool]] = set()
-        self.clock = Clock(boundary.device)
+        self.clock = Clock(boundary.device, self.describe)
 
     @property
     def has_loss(self) -> bool:
         """Whether this rank has the last stage, and so sees the losses."""
         return self.schedule.placement[-1] == self.links.rank
+
+    def describe(self, action: Action) -> str:
+        """An action of this rank and what it waits for, for who wants to know where a pipeline stands still."""
+        maker = needs(action, self.schedule.stages)
+        source = None if maker is None else self.schedule.placement[maker.stage]
+        here = f"pipeline rank {self.links.rank} in {action}"
+        return here if source in (None, self.links.rank) else f"{here}, which needs {maker} of pipeline rank {source}"
 
     @cached_property
     def last_gradients(self) -> frozenset[Action]:
@@ -188,12 +195,12 @@ class Pipeline:
         return self.clock.now() - start
 
     @cached_property
-    def _own(self) -> Part:
-        return Part.of(self.schedule, self.links.rank)
+    def _own(self) -> RankSchedule:
+        return RankSchedule.of(self.schedule, self.links.rank)
 
-    def _forward_only(self, microbatches: int) -> Part:
+    def _forward_only(self, microbatches: int) -> RankSchedule:
         if microbatches not in self._evaluated:
-            self._evaluated[microbatches] = Part.of(
+            self._evaluated[microbatches] = RankSchedule.of(
                 forward_only(self.schedule.placement, microbatches), self.links.rank
             )
         return self._evaluated[microbatches]
@@ -209,7 +216,7 @@ class Pipeline:
 class _Passage:
     """One run through a schedule."""
 
-    def __init__(self, pipeline: Pipeline, part: Part, microbatches: Sequence[Inputs], divisor: int) -> None:
+    def __init__(self, pipeline: Pipeline, part: RankSchedule, microbatches: Sequence[Inputs], divisor: int) -> None:
         self.pipeline, self.part, self.divisor = pipeline, part, divisor
         self.schedule = part.schedule
         self.rank, self.clock = pipeline.links.rank, pipeline.clock
@@ -238,7 +245,7 @@ class _Passage:
             while self.sent and self.sent[0].done():
                 self.sent.popleft()
         for sent in self.sent:
-            self._await(sent, "its last sends")
+            self._await(sent, f"pipeline rank {self.rank} in its last sends")
         left = [*self.given, *self.kept, *self.waiting]
         assert not left, f"computed for nothing, or never used, at the end of the schedule: {left}"
         return self.loss
@@ -313,15 +320,15 @@ class _Passage:
         given = self.given.pop(maker)
         if isinstance(given, Tensor):
             return given
-        source = self.schedule.placement[maker.stage]
-        arrived = self._await(given, f"{action}, which needs {maker} of pipeline rank {source}")
+        arrived = self._await(given, self.pipeline.describe(action))
         return arrived.to(self.pipeline.boundary.device)
 
-    def _await(self, transfer: Pending | Sent, what: str) -> Any:
+    @staticmethod
+    def _await(transfer: Pending | Sent, where: str) -> Any:
         try:
             return transfer.wait()
         except RuntimeError as error:
-            raise RunError(f"pipeline rank {self.rank} stopped in {what}: {error}") from error
+            raise RunError(f"the pipeline stopped: {where}: {error}") from error
 
 
 def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
