@@ -228,7 +228,8 @@ class _Passage:
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         self.given: dict[Action, Tensor | Pending] = {}
         """By maker, what other actions made for this rank's, there or on its way."""
-        self.sent: deque[Sent] = deque()
+        self.sent: deque[tuple[Sent, Action, int]] = deque()
+        """What is on its way, with its maker and the rank that gets it."""
         self.kept: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
         """Of each stage and microbatch between F and I: its input, and where its backward begins. Its output is not
         kept: no gradient needs it, unless autograd says so."""
@@ -240,15 +241,24 @@ class _Passage:
         compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
         for action, messages in zip(self.part.actions, self.part.receives, strict=True):
             for message in messages:
-                self._post(message)
+                self._post(message, action)
             compute[action.kind](action)
-            while self.sent and self.sent[0].done():
+            while self.sent and self.sent[0][0].done():
                 self.sent.popleft()
-        for sent in self.sent:
-            self._await(sent, f"pipeline rank {self.rank} in its last sends")
-        left = [*self.given, *self.kept, *self.waiting]
-        assert not left, f"computed for nothing, or never used, at the end of the schedule: {left}"
+        for sent, action, target in self.sent:
+            self._await(sent, f"pipeline rank {self.rank} sending {action} to pipeline rank {target}")
+        if unused := self._unused():
+            raise RunError(
+                f"the schedule {self.schedule.name} has ended on pipeline rank {self.rank}, and nothing has used what "
+                f"{', '.join(unused)} made"
+            )
         return self.loss
+
+    def _unused(self) -> list[str]:
+        """The actions whose output waits: for another stage, for its backward, for its W."""
+        forward = (Action("F", *place) for place in self.kept)
+        backward = (Action("I", *place) for place in self.waiting)
+        return [str(action) for action in (*self.given, *forward, *backward)]
 
     def _forward(self, action: Action) -> None:
         _, stage, number = action
@@ -295,10 +305,14 @@ class _Passage:
             else:
                 accumulation.compute(gradients)
 
-    def _post(self, message: Message) -> None:
+    def _post(self, message: Message, before: Action) -> None:
         boundary = self.pipeline.boundary
         shape = boundary.shape(self.microbatches[message.action.microbatch])
-        pending = self.pipeline.links.receive(shape, boundary.dtype, self.route, message.source)
+        try:
+            pending = self.pipeline.links.receive(shape, boundary.dtype, self.route, message.source)
+        except RuntimeError as error:  # gloo's, if it knows already that the other rank is gone
+            asking = f"asking for {message.action} of pipeline rank {message.source}"
+            raise _stopped(f"pipeline rank {self.rank} before {before}, {asking}", error) from error
         self.given[gives(message.action)] = pending
 
     def _give(self, action: Action, output: Tensor) -> None:
@@ -309,8 +323,12 @@ class _Passage:
         target = self.schedule.placement[stage]
         if target == self.rank:
             self.given[gives(action)] = output
-        else:
-            self.sent.append(self.pipeline.links.send(output.to(self.route), target))
+            return
+        try:
+            sent = self.pipeline.links.send(output.to(self.route), target)
+        except RuntimeError as error:
+            raise _stopped(f"pipeline rank {self.rank} sending {action} to pipeline rank {target}", error) from error
+        self.sent.append((sent, action, target))
 
     def _take(self, action: Action) -> Tensor | None:
         """What an action needs of another, waited for; None for the first stage's forward."""
@@ -328,7 +346,11 @@ class _Passage:
         try:
             return transfer.wait()
         except RuntimeError as error:
-            raise RunError(f"the pipeline stopped: {where}: {error}") from error
+            raise _stopped(where, error) from error
+
+
+def _stopped(where: str, error: Exception) -> RunError:
+    return RunError(f"the pipeline stopped: {where}: {error}")
 
 
 def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
