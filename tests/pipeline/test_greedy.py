@@ -55,7 +55,9 @@ def test_the_bubble_is_at_most_the_published_one_at_the_same_limit(
     assert simulate(schedule, times).bubble <= published[multiple - 1] + ROUNDING
 
 
-@pytest.mark.parametrize("case", [case for case in PUBLISHED if case.microbatches < 128], ids=lambda case: case.microbatches)
+@pytest.mark.parametrize(
+    "case", [case for case in PUBLISHED if case.microbatches < 128], ids=lambda case: case.microbatches
+)
 def test_activations_that_stay_whole_until_w_cost_little_more_than_they_must(case: Published) -> None:
     """At a limit of 2p, the last rank has run all but 2p of its W when its last I ends, from which I goes up the ranks.
 

@@ -60,14 +60,29 @@ def whole(run: Run) -> StageBytes:
     return count.stage(layers, sum(map(count.kept, range(layers))), first=True, last=True)
 
 
+class Nowhere:
+    """Takes gradients and forgets them."""
+
+    def add_product(self, *_: Any) -> None:
+        """Of a product."""
+
+    add_rows = add = add_product
+
+
+def elsewhere() -> Deferral:
+    """Has the gradients of large weights not come through autograd, as in a pipeline's stages."""
+    deferral = Deferral()
+    deferral.totals = Nowhere()
+    return deferral
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_microbatch_keeps_is_what_autograd_saves(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Within 3 %, the rotary tables and the norms' statistics; on a CPU the norm of heads keeps its output as well."""
     monkeypatch.setattr(transformer, "swiglu", SavesItsInput.apply)
     run = run_of(MODELS[model])
-    built = family(run.model).build(run.model, Part()).double()
+    built = family(run.model).build(run.model, Part(deferral=elsewhere())).double()
     found = saved_bytes(built, lambda: built(TOKENS, TOKENS))
-    found += run.model.vocab * run.model.hidden * 8  # the gradient of the head's weight waits elsewhere
     assert found == pytest.approx(whole(run).forward, rel=0.12 if run.model.qk_norm else 0.03)
 
 
@@ -76,14 +91,14 @@ def test_what_a_microbatch_keeps_is_what_autograd_saves(monkeypatch: pytest.Monk
 def test_recompute_keeps_what_is_said(mode: str, every: int) -> None:
     """Counted as memory that forward leaves allocated: notes of what is computed again are no saved tensors."""
     run = run_of(MODELS["gelu"], recompute=Recompute(mode=mode, every=every))  # type: ignore[arg-type]
-    built = family(run.model).build(run.model, Part(recompute=run.recompute)).double()
+    built = family(run.model).build(run.model, Part(recompute=run.recompute, deferral=elsewhere())).double()
     found, _ = bytes_left(lambda: built(TOKENS, TOKENS))
     assert found == pytest.approx(whole(run).forward, rel=0.05)
 
 
 def test_weight_gradients_that_wait_hold_what_is_said() -> None:
     run = run_of(GELU)
-    deferral = Deferral()
+    deferral = elsewhere()
     built = family(run.model).build(run.model, Part(deferral=deferral)).double()
     loss = built(TOKENS, TOKENS)
     with deferral.collect() as waiting:
@@ -94,8 +109,7 @@ def test_weight_gradients_that_wait_hold_what_is_said() -> None:
 
 def test_a_rank_of_tp_and_cp_keeps_its_share_but_gathers_what_waits_in_row_layers() -> None:
     alone, shared = whole(run_of(GELU)), whole(run_of(GELU, parallel=Parallel(dp=1, tp=2, cp=2)))
-    head = GELU.vocab * GELU.hidden * 8  # not cut by cp
-    assert shared.forward - head / 2 == (alone.forward - head) / 4
+    assert shared.forward == alone.forward / 4
     tokens, gathered = SEQUENCES * SEQ_LEN * 8, 2 * GELU.hidden * GELU.layers
     assert shared.weight == (alone.weight + tokens * gathered) / 4
 

@@ -13,6 +13,7 @@ from fivefold.errors import UserError
 from fivefold.pipeline.check import require_sound
 from fivefold.pipeline.named import make_schedule, placement_of
 from fivefold.pipeline.schedule import Schedule
+from fivefold.pipeline.stage_bytes import ByteCount
 from fivefold.pipeline.text import from_csv
 
 
@@ -25,7 +26,12 @@ def schedule_of_run(run: Run) -> Schedule:
     if is_file(parallel.schedule):
         return schedule_of_file(run, microbatches)
     schedule = make_schedule(
-        parallel.schedule, parallel.pp, microbatches, parallel.chunks, memory=parallel.schedule_memory
+        parallel.schedule,
+        parallel.pp,
+        microbatches,
+        parallel.chunks,
+        memory=parallel.schedule_memory,
+        weight=ByteCount(run).waiting_share(),
     )
     _require_fit(schedule, run, microbatches)
     require_sound(schedule)

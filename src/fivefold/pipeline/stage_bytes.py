@@ -12,14 +12,16 @@ feed-forward width f, a layer keeps for each of its tokens
 
 and attention's log-sum-exp; the norm of queries and keys keeps (2 h + 2 g) e beside everything. Weight gradients that
 wait hold the inputs and output gradients of the four products, those behind tp's sums on all its tokens. The head keeps
-the last norm's input, its gradient and, until backward, its weight's gradient; its logits exist in small chunks and are
-left out, as is what a layer that is computed again takes meanwhile: every rank has one such layer. Imports no torch.
+the last norm's input and its gradient; its weight's gradient is added up at once. Its logits exist in small chunks and
+are left out, as is what a layer that is computed again takes meanwhile: every rank has one such layer. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from statistics import fmean
 
@@ -52,14 +54,17 @@ def sizes_of(stages: Iterable[StageBytes]) -> Sizes:
 
 
 class ByteCount:
-    """Counts the bytes of a legal run's stages. Raises UserError while model.vocab is auto."""
+    """Counts the bytes of a legal run's stages. `stage` raises UserError while model.vocab is auto."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._tokens = run.batch.micro_size * run.data.seq_len / (run.parallel.cp * run.parallel.tp)
         self._compute = BYTES[run.precision.compute]
-        self._edge = vocabulary(run.model) * run.model.hidden / run.parallel.tp
-        self._largest_unit = max(self._layer_elements(), self._edge)
+
+    @cached_property
+    def _edge(self) -> float:
+        """Parameters of the embedding, or of the head, on one rank of tp."""
+        return vocabulary(self._run.model) * self._run.model.hidden / self._run.parallel.tp
 
     def stage(self, layers: int, kept: float, first: bool, last: bool) -> StageBytes:
         """A stage of so many layers, which keep `kept` of a microbatch; `first` with the embedding, `last` the head."""
@@ -80,6 +85,12 @@ class ByteCount:
     def mean_kept(self) -> float:
         """The mean of `kept` over the model's layers."""
         return fmean(map(self.kept, range(self._run.model.layers)))
+
+    def waiting_share(self) -> float:
+        """What a layer holds from I to the end of W, as a share of what it holds before, if nothing is offloaded."""
+        recompute = self._run.recompute
+        modes = [recompute.mode if layer % recompute.every == 0 else "none" for layer in range(self._run.model.layers)]
+        return self._deferred() / fmean(self._layer(mode) for mode in modes)
 
     def _layer(self, mode: str) -> float:
         """What a layer keeps of a microbatch in a mode of recompute."""
@@ -106,8 +117,8 @@ class ByteCount:
         return self._tokens * elements * self._compute
 
     def _head(self) -> float:
-        """The last norm's input, the gradient of its output, and the weight's gradient, which waits for backward."""
-        return (2 * self._tokens * self._run.model.hidden + self._edge) * self._compute
+        """The last norm's input and the gradient of its output."""
+        return 2 * self._tokens * self._run.model.hidden * self._compute
 
     def _layer_elements(self) -> float:
         """Parameters of a layer on one rank of tp, which cuts its matrices."""
@@ -121,7 +132,7 @@ class ByteCount:
         shards = 1 if parallel.zero == 0 else parallel.dp // parallel.replicate * parallel.cp
         master, reduce = master_bytes(run.precision), reduce_bytes(run.precision)
         copies = 0 if "parameters" in run.offload else 2 if "optimizer" in run.offload else 4
-        gathered = min(elements, self._largest_unit) if parallel.zero == 3 else elements
+        gathered = min(elements, max(self._layer_elements(), self._edge)) if parallel.zero == 3 else elements
         return elements * copies * master / shards + gathered * self._compute + elements * reduce
 
 
