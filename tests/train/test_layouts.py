@@ -1,4 +1,4 @@
-"""`fivefold train` gives the same losses on any layout of four processes, and each goes on where another stopped."""
+"""Training gives the same losses on any layout of four processes, and each goes on where another stopped."""
 
 import shutil
 from itertools import pairwise
@@ -20,18 +20,27 @@ LAYOUTS = {
     "dp4 replicate2 zero2": "--parallel.replicate 2 --parallel.zero 2 --batch.micro_size 1",
     "dp4 zero0": "--parallel.zero 0 --batch.micro_size 2",
     "tp2 dp2 recompute": "--parallel.tp 2 --recompute.mode full --batch.micro_size 4",
+    "pp2 zb-v dp2 zero3": (
+        "--parallel.pp 2 --parallel.schedule zb-v --parallel.chunks 2 --parallel.zero 3 --batch.micro_size 1"
+    ),
+    "pp4 zb-h1": "--parallel.pp 4 --parallel.schedule zb-h1 --batch.micro_size 2",
+    "pp2 tp2 interleaved": (
+        "--parallel.pp 2 --parallel.tp 2 --parallel.schedule interleaved --parallel.chunks 2 --batch.micro_size 2"
+    ),
 }
-STOP, STEPS = 20, 25
-COMMON = f"--model.kv_heads 4 --steps {STEPS} --validate.every 10"
+BY_COMMAND = ("cp2 ulysses dp2", "pp2 zb-v dp2 zero3")
+"""Those that the command starts, which costs as many imports of torch as there are processes."""
+STOP, STEPS = 8, 12
+COMMON = f"--model.kv_heads 4 --model.layers 4 --steps {STEPS} --validate.every 4"
 
 
-def train_as_worker(file: Path, flags: list[str]) -> None:
+def train_as_worker(file: Path, flags: list[str], stop_after: int | None) -> None:
     """Be one rank of a run, as its environment says."""
-    train(Run.load(file, flags), launcher="env")
+    train(Run.load(file, flags), launcher="env", stop_after=stop_after)
 
 
 class Runs:
-    """One run a layout, stopped by the command after 20 of 25 steps, and one in one process that was never stopped."""
+    """One run a layout, stopped after 8 of 12 steps, and one in one process that was never stopped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,16 +50,19 @@ class Runs:
         self.work(1, f"--name whole --batch.micro_size 8 --checkpoint.every never {COMMON}")
         self.whole = self.trainer.metrics("whole")
 
-    def work(self, world: int, flags: str) -> None:
+    def work(self, world: int, flags: str, stop_after: int | None = None) -> None:
         """Train in processes that have torch already."""
-        run_workers(world, self.folder, train_as_worker, self.trainer.file, flags.split())
+        run_workers(world, self.folder, train_as_worker, self.trainer.file, flags.split(), stop_after)
 
     def stopped(self, layout: str) -> Path:
-        """The folder of a layout's run, which the command made when it was first asked for."""
+        """The folder of a layout's run, which was made when it was first asked for."""
         name = layout.replace(" ", "-")
         if not (self.trainer.out / name).exists():
-            flags = f"{COMMON} --checkpoint.every {STOP} --stop-after {STOP} --nproc 4 {LAYOUTS[layout]}"
-            self.trainer.run("--name", name, *flags.split())
+            flags = f"--name {name} {COMMON} --checkpoint.every {STOP} {LAYOUTS[layout]}"
+            if layout in BY_COMMAND:
+                self.trainer.run(*flags.split(), "--stop-after", str(STOP), "--nproc", "4")
+            else:
+                self.work(4, flags, STOP)
         return self.trainer.out / name
 
     def resumed(self, layout: str, world: int, flags: str) -> list[dict]:
@@ -78,11 +90,11 @@ def assert_same_figures(ours: list[dict], theirs: list[dict]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_command_gives_the_losses_of_one_process(runs, layout):
+def test_training_gives_the_losses_of_one_process(runs, layout):
     assert_same_figures(runs.trainer.metrics(runs.stopped(layout).name), runs.whole[: STOP + 1])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["tp2 cp2 gather", "tp2 dp2 zero3", "pp2 zb-v dp2 zero3"])
 def test_what_was_saved_goes_on_in_one_process(runs, layout):
     assert_same_figures(runs.resumed(layout, 1, "--batch.micro_size 8"), runs.whole)
 
