@@ -58,6 +58,29 @@ def test_a_layout_that_does_not_fill_the_workers_is_said_with_all_else_that_is_w
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "micro_size", "says"),
+    [
+        ("0F0,0B0,0F1,0B1\n1F0,1B0,1F1\n", "4", "1B1 is missing"),
+        ("0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", "2", "it has 2 microbatches, but .* = 4"),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_said_before_any_worker_starts(
+    trainer,  # noqa: F811
+    monkeypatch,
+    text,
+    micro_size,
+    says,
+):
+    monkeypatch.setattr("fivefold.train.start.run_workers", lambda words, count: pytest.fail("workers were started"))
+    file = trainer.file.parent / "mine.csv"
+    file.write_text(text)
+    flags = ["--parallel.pp", "2", "--parallel.schedule", str(file), "--batch.micro_size", micro_size]
+    with pytest.raises(UserError, match=says):
+        start_training(trainer.file, flags, TrainOptions(nproc=2))
+    assert not trainer.out.exists()
+
+
 def test_the_layout_must_fill_the_workers_that_are_asked_for_and_not_those_that_the_file_plans_with(
     trainer,  # noqa: F811
     monkeypatch,

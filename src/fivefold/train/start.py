@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.config.files import ConfigError, dump_run, load_run
-from fivefold.config.rules import check
+from fivefold.config.rules import check, with_world
 from fivefold.config.run import Run
 from fivefold.errors import RunError, UserError
 from fivefold.launch.environment import is_worker
 from fivefold.launch.local import run_workers, visible_gpus
 from fivefold.observe.sinks import require_sinks
+from fivefold.pipeline.of_run import schedule_of_run
 from fivefold.train.options import TrainOptions
 
 OTHERS_WAIT_S = 10.0  # before another rank repeats an error: the main rank has said it, and the launcher ended all
@@ -68,10 +69,11 @@ def local_workers(run: Run, options: TrainOptions) -> int:
 
 
 def _check(run: Run, world: int, source: str | None = None) -> None:
-    """Raises UserError for a run that cannot be: its rules for `world` ranks, and the packages that it asks for."""
+    """Raises UserError for a run that cannot be: its rules for `world` ranks, its packages, and its schedule."""
     if broken := check(run, world):
         raise ConfigError(broken, source)
     require_sinks(run)
+    schedule_of_run(with_world(run, world))
 
 
 def _flags(options: TrainOptions) -> list[str]:
