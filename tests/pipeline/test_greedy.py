@@ -118,6 +118,20 @@ def test_the_measured_times_decide() -> None:
     assert timeline.cost == pytest.approx(16 * 6)
 
 
+@pytest.mark.parametrize("taking", ["forward", "input", "weight", "latency", "nothing on the last rank"])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_actions_that_take_no_time_are_no_obstacle(taking: str, chunks: int) -> None:
+    """A clock is coarse, and whoever tries something out gives zeros."""
+    times = Times.uniform(2 * chunks, 0.0, 0.0, 0.0)
+    if taking == "latency":
+        times = replace(times, latency=1.0)
+    elif taking == "nothing on the last rank":
+        times = replace(times, forward=(*(1.0,) * (2 * chunks - 1), 0.0))
+    else:
+        times = replace(times, **{taking: (1.0,) * (2 * chunks)})
+    assert faults(auto(2, 4, chunks, times)) == []
+
+
 def test_the_same_input_gives_the_same_schedule() -> None:
     assert auto(3, 7, 2, uneven(6), 2.5) == auto(3, 7, 2, uneven(6), 2.5)
 

@@ -131,7 +131,7 @@ class _Listing:
             on += 2 * self.hops[stage - 1] if stage else 0.0
         totals = [sum(trips[stage] for stage in rank.stages) for rank in self.ranks]
         return [
-            max(1.0, self.ranks[number].limit * trip / totals[number])
+            max(1.0, self.ranks[number].limit * (trip / totals[number] if totals[number] else 1 / self.problem.chunks))
             for trip, number in zip(trips, self.problem.placement, strict=True)
         ]
 
