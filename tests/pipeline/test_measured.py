@@ -86,6 +86,7 @@ def with_span(rank: int, number: int, span: list[Any]) -> dict[str, Any]:
         (asdict(SPLIT) | {"tokens": True}, "tokens is True"),
         (asdict(SPLIT) | {"transfer_s": -1}, "transfer_s is -1"),
         (asdict(SPLIT) | {"transfer_s": float("nan")}, "transfer_s is nan"),
+        (asdict(SPLIT) | {"transfer_s": 1e308}, "transfer_s is 1e+308"),
         (asdict(SPLIT) | {"schedule_csv": "0F0,nonsense\n"}, "'nonsense' is no action"),
         (asdict(SPLIT) | {"schedule_csv": "0F0\n1F0,1B0\n"}, "0B0"),
         (asdict(SPLIT) | {"spans": []}, "spans should be 2 lists"),
@@ -102,6 +103,13 @@ def test_a_damaged_record_is_refused_with_what_is_wrong(tmp_path: Path, values: 
         Measured.load(path)
     assert f"{path} is damaged (" in str(caught.value)
     assert said in str(caught.value)
+
+
+def test_a_record_in_which_nothing_took_any_time_is_refused(tmp_path: Path) -> None:
+    values = asdict(SPLIT)
+    values["spans"] = [[(action, start, start) for action, start, _ in spans] for spans in values["spans"]]
+    with pytest.raises(UserError, match="none of its actions took any time"):
+        Measured.load(stored(tmp_path, values))
 
 
 def test_a_record_cut_short_is_refused(tmp_path: Path) -> None:

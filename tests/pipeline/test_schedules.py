@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from fivefold.config import schedules as demands
 from fivefold.errors import UserError
 from fivefold.pipeline.check import faults
-from fivefold.pipeline.named import SCHEDULES, make_schedule, placement_of
+from fivefold.pipeline.named import SCHEDULES, Named, make_schedule, placement_of
 from fivefold.pipeline.schedule import Pair, Schedule, looped, v_shaped
 from fivefold.pipeline.simulate import simulate
 from fivefold.pipeline.timeline import Timeline
@@ -157,6 +158,29 @@ def test_what_is_named_is_what_the_rules_know() -> None:
 def test_stages_lie_where_they_are_said_to() -> None:
     assert placement_of("interleaved", 2, 3) == placement_of("auto", 2, 3) == looped(2, 3) == (0, 1, 0, 1, 0, 1)
     assert placement_of("zb-v", 3, 2) == placement_of("auto", 3, 2) == v_shaped(3) == (0, 1, 2, 2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (None, "schedule own: what makes it returned a NoneType"),
+        (replace(make_schedule("gpipe", 2, 4), placement=(1, 0)), r"made for the ranks \(1, 0\), .* says \(0, 1\)"),
+    ],
+)
+def test_one_of_ones_own_that_makes_something_else_is_refused(
+    monkeypatch: pytest.MonkeyPatch, made: Any, says: str
+) -> None:
+    own = Named(chunks=1, splits=False, make=lambda wanted: made)
+    monkeypatch.setattr("fivefold.plugins.find", lambda group, name, shipped: own)
+    with pytest.raises(UserError, match=says):
+        make_schedule("own", 2, 4)
+
+
+def test_one_of_ones_own_has_the_name_under_which_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpipe = make_schedule("gpipe", 2, 4)
+    own = Named(chunks=1, splits=False, make=lambda wanted: gpipe)
+    monkeypatch.setattr("fivefold.plugins.find", lambda group, name, shipped: own)
+    assert make_schedule("own", 2, 4).name == "own"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fivefold.errors import UserError
 from fivefold.pipeline.check import faults
 from fivefold.pipeline.named import SCHEDULES, make_schedule
 from fivefold.pipeline.schedule import Action, Pair, Schedule
-from fivefold.pipeline.text import from_csv, to_csv
+from fivefold.pipeline.text import from_csv, read_csv, to_csv
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1I0,1F1,1W0,1B1\n"
 
@@ -59,6 +59,7 @@ def test_idle_slots_and_what_follows_from_the_actions_are_left_out() -> None:
         ("0F0,(0F1;0B)OVERLAP_F_B\n", r"line 1, cell 2: '0B' is no action"),
         ("0F0,0B0\n1F0,,0W0\n", r"line 2, cell 3: 0W0 is of stage 0, whose other actions are on line 1"),
         ("0F0,0B0\n2F0,2B0\n", "stage 1 has no actions, though there are some of stage 2 on line 2"),
+        ("0F0,0F999999999,0B0\n", "microbatch 1 has no actions, though there are some of microbatch 999999999"),
         ("0F0,0B0\n\n1F0,1B0\n", "line 2: no actions"),
         ("0F0,0B0\n1UNSHARD,1RESHARD\n", "line 2: no actions"),
         ("", "no actions"),
@@ -68,6 +69,12 @@ def test_idle_slots_and_what_follows_from_the_actions_are_left_out() -> None:
 def test_a_file_that_cannot_be_read_says_where(text: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         from_csv(text, "f.csv")
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text(TWO.replace("\n", "\r\n"), encoding="utf-8-sig")
+    assert read_csv(path) == from_csv(TWO, "two.csv")
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

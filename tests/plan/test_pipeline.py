@@ -144,7 +144,7 @@ def test_a_file_with_a_missing_doubled_or_circular_action_is_refused_with_the_ac
 
 def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"mine\.csv cannot be read"):
+    with pytest.raises(UserError, match=r"mine\.csv is no text"):
         plan(run_with(file, dp=1))
     file.unlink()
     for refused in (lambda: plan(run_with(file, dp=1)), lambda: overview(run_with(file))):

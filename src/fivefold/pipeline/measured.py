@@ -7,7 +7,6 @@ schedule. Imports no torch.
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -22,7 +21,7 @@ from fivefold.pipeline.check import require_sound
 from fivefold.pipeline.schedule import Action, Kind, Schedule
 from fivefold.pipeline.text import from_csv
 from fivefold.pipeline.timeline import Span, Timeline
-from fivefold.pipeline.times import Sizes, Times
+from fivefold.pipeline.times import LONGEST, SHORTEST, Sizes, Times
 
 PIPELINE_FILE = "pipeline.json"
 """Its name in the run's folder."""
@@ -130,6 +129,8 @@ def _read(values: Any) -> Measured:
     if not isinstance(measured.spans, list) or len(measured.spans) != len(ranks):
         raise ValueError(f"spans should be {len(ranks)} lists, one a rank of its schedule")
     spans = [_spans(rank, actions, measured.spans[rank]) for rank, actions in enumerate(ranks)]
+    if sum(end - start for each in spans for _, start, end in each) < SHORTEST:
+        raise ValueError("none of its actions took any time")
     return replace(measured, spans=spans)
 
 
@@ -147,4 +148,4 @@ def _spans(rank: int, actions: Sequence[Action], spans: Any) -> list[tuple[str, 
 
 
 def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]
+    return type(value) in (int, float) and -LONGEST <= value <= LONGEST  # type: ignore[operator]

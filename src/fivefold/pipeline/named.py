@@ -7,7 +7,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fivefold import plugins
 from fivefold.config import schedules as demands
@@ -88,7 +88,8 @@ def make_schedule(
 
     `times`, `memory` (activations of one whole rank, of one microbatch) and `weight` (the share of one that is held
     from I to the end of W) are what `auto` searches with; the other schedules do not depend on them.
-    Raises UserError if there is no such schedule, or if there is none for these numbers.
+    Raises UserError if there is no such schedule, or if there is none for these numbers, or if one that another package
+    registered makes something else. Whether its actions are sound is not asked here.
     """
     named = plugins.find("schedules", name, SCHEDULES)
     for what, number in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
@@ -102,7 +103,14 @@ def make_schedule(
             f"schedule {name} on {ranks} ranks takes at least {named.fewest(ranks)} microbatches a step, "
             f"not {microbatches}; have more of them, or take another schedule"
         )
-    return named.make(Wanted(ranks, microbatches, chunks, times, memory, weight))
+    made = named.make(Wanted(ranks, microbatches, chunks, times, memory, weight))
+    if not isinstance(made, Schedule):
+        raise UserError(f"schedule {name}: what makes it returned a {type(made).__name__}, and no Schedule")
+    if made.placement != (placement := tuple(named.placement(ranks, chunks))):
+        raise UserError(
+            f"schedule {name}: its stages are made for the ranks {made.placement}, but its placement says {placement}"
+        )
+    return replace(made, name=name)
 
 
 def placement_of(name: str, ranks: int, chunks: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from fivefold.pipeline.check import require_sound
 from fivefold.pipeline.named import make_schedule, placement_of
 from fivefold.pipeline.schedule import Schedule
 from fivefold.pipeline.stage_bytes import ByteCount
-from fivefold.pipeline.text import from_csv
+from fivefold.pipeline.text import read_csv
 
 
 def schedule_of_run(run: Run) -> Schedule:
@@ -67,12 +67,10 @@ def microbatches_of(run: Run) -> int:
 
 
 def _read(file: str) -> Schedule:
-    path = Path(file)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"parallel.schedule = {file} cannot be read: {error}") from error
-    return from_csv(text, path.name)
+        return read_csv(Path(file))
+    except OSError as error:
+        raise UserError(f"parallel.schedule = {file} cannot be read: {error.strerror or error}") from error
 
 
 def _require_fit(schedule: Schedule, run: Run, microbatches: int | None) -> None:

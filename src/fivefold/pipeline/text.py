@@ -7,6 +7,7 @@ the actions. Whether a schedule is sound is not asked here but in check.py. Impo
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import cast
 
 from fivefold.errors import UserError
@@ -23,11 +24,24 @@ def to_csv(schedule: Schedule) -> str:
     return "".join(",".join(map(str, steps)) + "\n" for steps in schedule.ranks)
 
 
+def read_csv(path: Path) -> Schedule:
+    """The schedule in a file, with a byte order mark before it or not.
+
+    Raises OSError if the file cannot be read, UserError if it holds no text, or as `from_csv`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text: {error}") from error
+    return from_csv(text, path.name)
+
+
 def from_csv(text: str, name: str) -> Schedule:
     """The schedule that `text` holds, in either of torch's formats; a stage is on the rank whose line has its actions.
 
     `name` is what the schedule is called, and the file in a message. Raises UserError naming line, cell and action:
-    text that is no action, a stage on two lines, a stage or a line without actions.
+    text that is no action, a stage on two lines, a stage, microbatch or line without
+    actions.
     """
     ranks: list[tuple[Step, ...]] = []
     placement: dict[int, int] = {}
@@ -59,7 +73,14 @@ def from_csv(text: str, name: str) -> Schedule:
             f"{name}: stage {missing} has no actions, though there are some of stage {stages - 1} on line "
             f"{placement[stages - 1] + 1}; stages count from 0 without a gap"
         )
-    microbatches = 1 + max(action.microbatch for steps in ranks for step in steps for action in actions_of(step))
+    numbers = {action.microbatch for steps in ranks for step in steps for action in actions_of(step)}
+    microbatches = max(numbers) + 1
+    if len(numbers) < microbatches:
+        missing = next(number for number in range(microbatches) if number not in numbers)
+        raise UserError(
+            f"{name}: microbatch {missing} has no actions, though there are some of microbatch {microbatches - 1}; "
+            "microbatches count from 0 without a gap"
+        )
     return Schedule(name, tuple(ranks), tuple(placement[stage] for stage in range(stages)), microbatches)
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from fivefold.pipeline.schedule import Action
 
+SHORTEST, LONGEST = 1e-100, 1e100
+"""Between these lie times of which a schedule's sums, products and ratios are numbers."""
+
 
 @dataclass(frozen=True)
 class Times:

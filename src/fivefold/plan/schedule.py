@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fivefold.pipeline.named import make_schedule, placement_of
 from fivefold.pipeline.page import page
 from fivefold.pipeline.schedule import Schedule
 from fivefold.pipeline.simulate import simulate
-from fivefold.pipeline.text import from_csv, to_csv
+from fivefold.pipeline.text import read_csv, to_csv
 from fivefold.pipeline.timeline import Timeline
 from fivefold.pipeline.times import Times
 from fivefold.plan.schedule_times import RankTimes, RunTimes, read_times
@@ -143,7 +144,7 @@ def answer(asked: Asked) -> Answer:
 
     Raises UserError with what is wrong: a name, number, file, time or limit with which there is no schedule.
     """
-    if asked.memory is not None and not asked.memory > 0:
+    if asked.memory is not None and not 0 < asked.memory < inf:
         raise UserError(
             f"--memory {asked.memory}: a rank holds at least a part of an activation; give a positive number"
         )
@@ -165,11 +166,9 @@ def _read(asked: Asked) -> Schedule:
     """The schedule of a file. Raises UserError if it is not what the flags beside it say."""
     path = Path(asked.name)
     try:
-        schedule = from_csv(path.read_text(encoding="utf-8"), path.name)
+        schedule = read_csv(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text: {error}") from error
     require_sound(schedule)
     ranks = len(schedule.ranks)
     chunks = sorted({len(schedule.stages_of(rank)) for rank in range(ranks)})

@@ -5,7 +5,6 @@ Imports no torch.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from fivefold.errors import UserError
 from fivefold.pipeline.draw import say
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
-from fivefold.pipeline.times import Times
+from fivefold.pipeline.times import LONGEST, SHORTEST, Times
 
 RUNS = Path("runs")
 """Where runs lie, unless a run file says otherwise."""
@@ -89,8 +88,11 @@ def read_times(text: str) -> RankTimes | RunTimes:
             f"--times {text} has {len(numbers)} numbers, and four are needed: a rank's F, I and W of a microbatch, and "
             "C of a transfer, such as 1,1,1,0"
         )
-    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not sum(numbers[:3]):
-        raise UserError(f"--times {text}: times are finite and not negative, and F, I and W are not all 0")
+    if not all(0 <= number <= LONGEST for number in numbers) or sum(numbers[:3]) < SHORTEST:
+        raise UserError(
+            f"--times {text}: times are not negative and at most {LONGEST:g}, and F, I and W are not all 0, or all "
+            f"below {SHORTEST:g}"
+        )
     return RankTimes(*numbers)
 
 
