@@ -18,7 +18,7 @@ from fivefold.config.run import Data, Model, Optim, Parallel, Precision, Recompu
 from fivefold.data.loader import IGNORE, Microbatch, Step, sample_numbers
 from tests.parity.pieces import fill
 
-GLOBAL_SIZE, SEQ_LEN, STEPS, LR = 8, 24, 3, 1e-2
+GLOBAL_SIZE, SEQ_LEN, STEPS, LR = 8, 24, 2, 1e-2
 LABELS = (24, 1, 7, 0, 13, 24, 2, 19)
 """Of each sequence: other numbers on each rank and in each microbatch, one without any."""
 OPTIM = Optim(lr=0.5, clip=1e-2, eps=1e-5, betas=(0.8, 0.9), weight_decay=0.3)

@@ -1,4 +1,4 @@
-"""Every layout equals one process: losses, gradient norms, each gradient, each parameter after three clipped steps.
+"""Every layout equals one process: losses, gradient norms, each gradient, each parameter after two clipped steps.
 
 Relative error at most 1e-10 in fp64, and copies of a parameter are the same bytes. A layout is one line here.
 """

@@ -19,7 +19,7 @@ def of(schedule: str, pp: int, microbatches: int, **more) -> Case:
     model = more.pop("model", "llama-9" if pp * chunks == 8 else "llama")
     rows = 7 if microbatches == 7 else 8
     micro = rows // microbatches // more.get("dp", 1)
-    return Case(model, pp=pp, schedule=schedule, chunks=chunks, rows=rows, micro=micro, steps=2, **more)
+    return Case(model, pp=pp, schedule=schedule, chunks=chunks, rows=rows, micro=micro, **more)
 
 
 SIZES = [
