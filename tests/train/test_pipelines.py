@@ -16,9 +16,12 @@ from click.testing import CliRunner
 
 from fivefold import Run, train
 from fivefold.cli import commands
+from fivefold.errors import UserError
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
 from fivefold.pipeline.named import make_schedule
 from fivefold.pipeline.text import to_csv
+from fivefold.train.options import TrainOptions
+from fivefold.train.start import start_training
 from tests.ranks import run_workers
 from tests.train.conftest import RUN_FILE, Trainer, write_tokens
 from tests.train.test_kill_and_resume import computed, wait_for_step, worker_ids
@@ -99,14 +102,19 @@ def test_its_times_are_measured_and_feed_a_new_schedule(runs: Runs) -> None:
     assert json.loads(result.stdout)["makespan"] >= 8 * total / 2
 
 
-def test_a_file_that_cannot_run_is_refused_before_anything_starts_and_its_action_named(runs: Runs) -> None:
+def test_a_file_that_cannot_run_is_refused_before_anything_starts_and_its_action_named(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = runs.folder / "broken.csv"
     file.write_text(to_csv(make_schedule("zb-v", 2, 4, 2)).replace(",1W2", ""))
-    flags = f"--name broken --nproc 2 {COMMON} --parallel.pp 2 --parallel.chunks 2 --parallel.schedule {file}"
-    output = runs.trainer.run(*flags.split(), code=2)
+    flags = f"--name broken {COMMON} --parallel.pp 2 --parallel.chunks 2 --parallel.schedule {file}".split()
+    output = runs.trainer.run("--nproc", "2", *flags, code=2)
     assert "1W2" in output
     assert "Traceback" not in output
     assert not (runs.trainer.out / "broken").exists()
+    monkeypatch.setattr("fivefold.train.start.run_workers", lambda *_: pytest.fail("workers were started"))
+    with pytest.raises(UserError, match="1W2"):
+        start_training(runs.trainer.file, flags, TrainOptions(nproc=2))
 
 
 def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_to_the_last_bit(runs: Runs, unbroken: list[dict]) -> None:
