@@ -86,13 +86,13 @@ def gradient_of_travelling_keys_lost() -> Iterator[None]:
 @contextmanager
 def one_weight_gradient_dropped() -> Iterator[None]:
     """Of the first microbatch's weight gradients that waited, the first is forgotten."""
-    right, calls = Accumulation.add, []
+    right, calls = Accumulation.compute, []
 
     def dropping(accumulation: Accumulation, gradients: Sequence[WeightGradient]) -> None:
         calls.append(accumulation)
         right(accumulation, gradients[1:] if len(calls) == 1 else gradients)
 
-    with patch.object(Accumulation, "add", dropping):
+    with patch.object(Accumulation, "compute", dropping):
         yield
 
 

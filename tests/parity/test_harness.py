@@ -16,7 +16,7 @@ CAUGHT = [
     (Case("bloom", cp=4, fault="gradient-of-travelling-keys-lost"), "gradient of embedding.weight"),
     (
         Case("llama", pp=2, schedule="zb-h1", micro=2, fault="one-weight-gradient-dropped"),
-        "gradient of layers.2.ffn.down",
+        "gradient of layers.3.ffn.down",
     ),
     (Case("llama-tied", pp=2, micro=2, fault="copy-of-the-embedding-not-added"), "gradient of embedding.weight"),
     (Case("llama-tied", pp=2, micro=2, fault="copy-of-the-embedding-never-renewed"), "losses on rank 0"),
