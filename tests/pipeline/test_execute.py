@@ -159,7 +159,7 @@ def assert_runs_as_it_stands(schedule: Schedule, ranks: Crew) -> None:
     assert list(wrong("gradient", gradients, [pieces for _, _, pieces in by_rank], TOLERANCE)) == []
 
 
-MANY = settings(max_examples=25, deadline=None)
+MANY = settings(max_examples=15, deadline=None)
 FEW = settings(max_examples=8, deadline=None)
 
 
