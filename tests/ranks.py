@@ -1,8 +1,10 @@
 """Worker processes for tests with several ranks: started once, joined into a gloo group of as many as a call asks for.
 
 They come from multiprocessing's fork server, which has imported torch once, so that a process costs milliseconds. A
-group stays until another number of ranks is asked for. When a rank fails the others would wait for it, so all processes
-are ended and the next call starts new ones: a failure costs a second, not a group's timeout.
+group stays until another number of ranks is asked for, and the processes for the tests of one file: a gloo group has a
+thread that wakes a hundred times a second, and with hundreds of groups little time would be left for the tests. When a
+rank fails the others would wait for it, so all processes are ended and the next call starts new ones: a failure costs a
+second, not a group's timeout.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ context.set_forkserver_preload(
     ]
 )
 
+place: list[Any] = []
+"""This process's rank, the number of ranks and where they met."""
 kept: dict[Any, Any] = {}
 """What a call leaves for later calls in the same group, such as a mesh; forgotten before the group ends."""
 
@@ -175,4 +179,11 @@ def _join(rank: int, world: int, store: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
     if rank < world:
+        place[:] = [rank, world, store]
         dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+
+
+def rejoin() -> None:
+    """Begin a new group of the same ranks, without what belonged to the old one; a collective call."""
+    rank, world, store = place
+    _join(rank, world, f"{store}-again")

@@ -7,7 +7,7 @@ import pytest
 from tests.checkpoint.crew import Crew
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """Four gloo ranks, started once."""
     crew = Crew(4, tmp_path_factory.mktemp("crew"))

@@ -9,7 +9,7 @@ import pytest
 from tests.ranks import Crew, crew
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
     """The processes, in groups of as many as a test asks for."""
     with crew(tmp_path_factory.mktemp("ranks")) as started:

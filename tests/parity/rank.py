@@ -18,7 +18,7 @@ from fivefold.train.step import StepResult, train_step
 from tests.parity.cases import LR, OPTIM, Case, randomize_vectors, share_of
 from tests.parity.faults import FAULTS
 from tests.parity.pieces import Pieces, piece
-from tests.ranks import kept
+from tests.ranks import kept, rejoin
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ def run_steps(case: Case) -> Outcome:
 
 
 def mesh_for(parallel: Parallel) -> Mesh:
-    """The mesh of a layout; kept for the group's life, since groups of ranks are threads and sockets."""
+    """The mesh of a layout, kept until another one is asked for: groups of ranks are threads and sockets."""
     key = (parallel.pp, parallel.tp, parallel.cp, parallel.replicate, parallel.zero == 0)
     if key not in kept:
+        if kept:
+            rejoin()
         kept[key] = mesh_of(parallel, torch.device("cpu"))
     return kept[key]
