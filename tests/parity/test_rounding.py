@@ -3,6 +3,7 @@
 Added up in bf16, each microbatch rounds the sum anew, and the error grows to more than twice that of the products.
 """
 
+import dataclasses
 import functools
 
 import pytest
@@ -18,7 +19,8 @@ SEQUENCES = 128
 
 def gradients(case, precision, microbatches):
     """This rank's pieces of the gradient of 128 sequences, which it and the others take in so many microbatches."""
-    rank = Rank(case, precision=precision)
+    size = SEQUENCES // case.dp // microbatches
+    rank = Rank(dataclasses.replace(case, rows=SEQUENCES, micro=size), precision=precision)
     tokens = torch.randint(0, 1003, (SEQUENCES, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
     share = tokens.chunk(case.dp)[rank.mesh.dp_rank].chunk(microbatches)
     none = torch.zeros(len(share[0]), SEQ_LEN, dtype=torch.int32)
