@@ -342,6 +342,7 @@ def test_an_unexpected_exception_shows_where_it_came_from(folder: Path, fake_roo
 def test_ctrl_c_from_a_terminal_leaves_no_traceback(folder: Path) -> None:
     code = (
         "import os, signal, sys, types; start = types.ModuleType('fivefold.train.start')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "start.start_training = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.modules['fivefold.train.start'] = start\n"
         "from fivefold.cli import main; main(['train', 'run.yaml'])"
