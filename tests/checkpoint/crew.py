@@ -1,4 +1,4 @@
-"""Worker processes for checkpoint tests: four gloo ranks that stay for the tests of a file, and single children to kill.
+"""Worker processes for checkpoint tests: four gloo ranks for the tests of a file, and single children to kill.
 
 They come from multiprocessing's fork server, which has imported torch once, so a child costs milliseconds.
 """
