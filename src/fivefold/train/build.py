@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -50,8 +50,12 @@ def build_stages(
 
     Their weights are not set yet. Raises UserError if the family cannot be split as the layout asks.
     """
-    mine = [stage for stage, rank in enumerate(placement) if rank == mesh.pp.rank]
-    return {stage: _build(run, mesh, part_of(run, mesh, stage, deferrals.get(stage))) for stage in mine}
+    layers, offloaded = stage_layers(run), offloaded_layers(run)
+    return {
+        stage: _build(run, mesh, _part(run, mesh, stage, layers, offloaded[stage], deferrals.get(stage)))
+        for stage, rank in enumerate(placement)
+        if rank == mesh.pp.rank
+    }
 
 
 def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
@@ -70,9 +74,10 @@ def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
     return model.train()
 
 
-def part_of(run: Run, mesh: Mesh, stage: int, deferral: Deferral | None = None) -> Part:
-    """What a stage is of the model, and the ranks that it computes with."""
-    layers = stage_layers(run)
+def _part(
+    run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Collection[int], deferral: Deferral | None
+) -> Part:
+    """What a stage is of the model, of whose stages `layers` are all, and the ranks that it computes with."""
     return Part(
         layers=None if len(layers) == 1 else layers[stage],
         first=stage == 0,
@@ -81,7 +86,7 @@ def part_of(run: Run, mesh: Mesh, stage: int, deferral: Deferral | None = None) 
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
         recompute=run.recompute,
-        offload_activations=offloaded_layers(run)[stage],
+        offload_activations=offloaded,
         deferral=deferral,
     )
 
