@@ -93,7 +93,16 @@ class Trainer:
 @pytest.fixture
 def trainer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Trainer:
     """A trainer in a folder of its own."""
-    file = tmp_path / "run.yaml"
-    data = write_tokens(tmp_path / "tokens")
-    file.write_text(RUN_FILE.format(out=tmp_path / "runs", data=data))
-    return Trainer(file, tmp_path / "runs", capfd)
+    return trainer_in(tmp_path, capfd)
+
+
+def trainer_in(folder: Path, capture: pytest.CaptureFixture[str] | None = None) -> Trainer:
+    """A trainer with its own tokens and run file in `folder`; without a capture it cannot `train` here."""
+    file = folder / "run.yaml"
+    file.write_text(RUN_FILE.format(out=folder / "runs", data=write_tokens(folder / "tokens")))
+    return Trainer(file, folder / "runs", capture)  # type: ignore[arg-type]
+
+
+def train_as_worker(file: Path, flags: list[str], stop_after: int | None) -> None:
+    """Be one rank of a run, as its environment says."""
+    train(Run.load(file, flags), launcher="env", stop_after=stop_after)

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fivefold import Run
-from fivefold.train.start import train
 from tests.ranks import run_workers
-from tests.train.conftest import RUN_FILE, Trainer, write_tokens
+from tests.train.conftest import train_as_worker, trainer_in
 
 LAYOUTS = {
     "tp4": "--parallel.tp 4 --batch.micro_size 8",
@@ -34,19 +32,12 @@ STOP, STEPS = 8, 12
 COMMON = f"--model.kv_heads 4 --model.layers 4 --steps {STEPS} --validate.every 4"
 
 
-def train_as_worker(file: Path, flags: list[str], stop_after: int | None) -> None:
-    """Be one rank of a run, as its environment says."""
-    train(Run.load(file, flags), launcher="env", stop_after=stop_after)
-
-
 class Runs:
     """One run a layout, stopped after 8 of 12 steps, and one in one process that was never stopped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        file = folder / "run.yaml"
-        file.write_text(RUN_FILE.format(out=folder / "runs", data=write_tokens(folder / "tokens")))
-        self.trainer = Trainer(file, folder / "runs", capture=None)  # type: ignore[arg-type]
+        self.trainer = trainer_in(folder)
         self.work(1, f"--name whole --batch.micro_size 8 --checkpoint.every never {COMMON}")
         self.whole = self.trainer.metrics("whole")
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fivefold import Run, train
 from fivefold.cli import commands
 from fivefold.errors import UserError
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
@@ -23,7 +22,7 @@ from fivefold.pipeline.text import to_csv
 from fivefold.train.options import TrainOptions
 from fivefold.train.start import start_training
 from tests.ranks import run_workers
-from tests.train.conftest import RUN_FILE, Trainer, write_tokens
+from tests.train.conftest import train_as_worker, trainer_in
 from tests.train.test_kill_and_resume import computed, wait_for_step, worker_ids
 from tests.train.test_layouts import assert_same_figures
 
@@ -33,19 +32,12 @@ FOLDED = "--parallel.pp 2 --parallel.schedule zb-v --parallel.chunks 2"
 FLAT = "--parallel.pp 2 --parallel.schedule 1f1b --batch.micro_size 1"
 
 
-def train_as_worker(file: Path, flags: list[str], stop_after: int | None) -> None:
-    """Be one rank of a run, as its environment says."""
-    train(Run.load(file, flags), launcher="env", stop_after=stop_after)
-
-
 class Runs:
     """A folded pipeline that stopped after 20 of 30 steps, and one process that did not."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        file = folder / "run.yaml"
-        file.write_text(RUN_FILE.format(out=folder / "runs", data=write_tokens(folder / "tokens")))
-        self.trainer = Trainer(file, folder / "runs", capture=None)  # type: ignore[arg-type]
+        self.trainer = trainer_in(folder)
         self.whole = self.work("whole", 1, "--checkpoint.every never")
         self.stopped = self.work("stopped", 2, f"{FOLDED} --checkpoint.every {STOP}", stop_after=STOP)
 
