@@ -80,7 +80,7 @@ class Accumulation:
         self._last: bool | None = None
 
     def expect(self, last: bool) -> None:
-        """Say, before a forward or a backward, whether the next backward reduces: the last of the step."""
+        """Say, before a backward, whether it is the last of the step, after which the gradients are reduced."""
         if last == self._last:
             return
         self._last = last
