@@ -69,6 +69,53 @@ class RopeScaling(Section):
     """yarn: multiplies cosine and sine; null is 0.1 ln(factor) + 1."""
 
 
+class Experts(Section):
+    """The mixture of experts in the place of a layer's feed-forward: a router sends each token to a few experts."""
+
+    experts: int
+    """Routed experts of a layer."""
+    top_k: int
+    """Experts that each token is sent to."""
+    ffn: int
+    """Width inside one expert."""
+    shared: int = 0
+    """Shared experts, which see every token: one feed-forward of this many times an expert's width."""
+    dense_layers: int = 0
+    """Leading layers that have a dense feed-forward (of width model.ffn) instead."""
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    """How a token's affinity to each expert becomes a score."""
+    normalize: bool = True
+    """Whether the gates, the scores of a token's chosen experts, are divided by their sum."""
+    scale: float = 1.0
+    """Multiplies the gates."""
+    groups: int = 1
+    """Equal groups of experts, to limit how many groups (and so nodes) a token is sent to."""
+    top_groups: int = 1
+    """Groups that a token's experts are chosen from: those whose two best scores have the greatest sums."""
+    bias: bool = False
+    """Whether each expert has a bias that is added to its score for the choice alone and balances the load
+    (DeepSeek-V3); see routing.bias_rate."""
+
+
+class LatentAttention(Section):
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads come from one short vector a token.
+
+    A query or key head is `plain` + `rotated` wide, of which the last part turns with the position; the rotated part
+    of the key is one for all heads.
+    """
+
+    q_rank: int | None = None
+    """Width of the short vector that queries come from; null for queries straight from the residual stream."""
+    kv_rank: int
+    """Width of the short vector that keys and values come from."""
+    plain: int
+    """Width of the part of a query or key head that knows no position."""
+    rotated: int
+    """Width of the part that the rotary embedding turns."""
+    value: int
+    """Width of a value head."""
+
+
 class Model(Section):
     """The architecture. A preset or a Hugging Face directory fills these fields; each can be overridden by name."""
 
@@ -79,7 +126,8 @@ class Model(Section):
     weights: Literal["load", "random"] = "random"
     """With `from`: start from its weights, or from new random ones."""
     family: str = "llama"
-    """Which implementation and file format: `llama` (also Qwen3), `bloom`, or one of your own (`fivefold.families`)."""
+    """Which file format: `llama` (also Mixtral and Qwen3, dense or with experts), `deepseek` (DeepSeek-V3), `bloom`, or
+    one of your own (`fivefold.families`)."""
     layers: int
     """Transformer blocks."""
     hidden: int
@@ -116,6 +164,12 @@ class Model(Section):
     """Normalize the embedding's output (BLOOM)."""
     tied: bool = False
     """Whether the output head uses the embedding's weights."""
+    moe: Experts | None = None
+    """Experts in the place of the feed-forward; null for a dense model."""
+    mla: LatentAttention | None = None
+    """Latent attention in the place of grouped queries; kv_heads and head_dim are then not read. Null for none."""
+    mtp: int = 0
+    """Depth of multi-token prediction: so many tokens after the next are predicted too, each by a further block."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; projections back to the residual have it / sqrt(2 layers)."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -193,7 +247,7 @@ class Parallel(Section):
     cp: int = 1
     """Context parallel degree: ranks that share one sequence; 2 x cp divides seq_len (ulysses: cp does)."""
     ep: int = 1
-    """Expert parallel degree."""
+    """Expert parallel degree: ranks that share out a layer's experts; it divides dp x cp x tp, innermost first."""
     dp: int | Auto = "auto"
     """Data-parallel replicas; `auto` is world / (pp x cp x tp)."""
     replicate: int = 1
@@ -265,6 +319,31 @@ class Optim(Section):
     """Rate at the end, as a share of lr."""
 
 
+class Loss(Section):
+    """Weights of what is added to the cross-entropy of the next token. `loss` in the metrics is without them."""
+
+    mtp: float = 0.3
+    """Of the mean loss over the depths of multi-token prediction; read with model.mtp."""
+    balance_sequence: float = 0.0
+    """Of the experts' balance within each sequence: experts x sum of (share of the choices x mean probability)."""
+    balance_global: float = 0.0
+    """Of the experts' balance over all tokens: the shares are those of the step before."""
+    router_z: float = 0.0
+    """Of the mean squared log-sum-exp of the router's logits, which keeps them small."""
+
+
+class Routing(Section):
+    """How tokens are spread over the experts of a model that has some."""
+
+    bias_rate: float = 1e-3
+    """What an expert's bias rises or falls by a step, if it had fewer or more tokens than the mean; with model.moe.bias."""
+    capacity_factor: float | None = None
+    """An expert takes at most this many times its even share of a sequence's choices, and later ones are dropped (and
+    counted); null drops none."""
+    placement: Literal["fixed", "load"] = "fixed"
+    """`load` moves experts at each checkpoint so that the ranks of ep get equal loads, as measured since the last."""
+
+
 class Checkpoint(Section):
     """When the state is written to disk."""
 
@@ -310,6 +389,8 @@ class Run(Section):
     """What is kept in CPU memory while it is not used; `parameters` only with `optimizer`, which updates them;
     `heavy-activations` are those of so many layers that no pipeline rank keeps more than the mean of all ranks."""
     optim: Optim = Optim()
+    loss: Loss = Loss()
+    routing: Routing = Routing()
     checkpoint: Checkpoint = Checkpoint()
     log: Log = Log()
 
