@@ -33,6 +33,10 @@ def _scaling_fault(run: Run) -> str | None:
         )
     if scaling.type == "yarn" and not scaling.beta_slow < scaling.beta_fast:
         return f"beta_slow = {scaling.beta_slow} must be below beta_fast = {scaling.beta_fast}"
+    if (scaling.mscale is None) != (scaling.mscale_all_dim is None):
+        return f"mscale = {scaling.mscale} and mscale_all_dim = {scaling.mscale_all_dim} go together: give both or none"
+    if scaling.mscale_all_dim is not None and (scaling.type != "yarn" or run.model.mla is None):
+        return "mscale and mscale_all_dim belong to type yarn and latent attention (model.mla)"
     return None
 
 

@@ -119,6 +119,7 @@ RANGES: tuple[Rule, ...] = (
     *at_least(1, "model.rope_scaling.original_context"),
     *positive("model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"),
     *positive("model.rope_scaling.beta_fast", "model.rope_scaling.beta_slow", "model.rope_scaling.attention_factor"),
+    *positive("model.rope_scaling.mscale", "model.rope_scaling.mscale_all_dim"),
     Rule(
         "there is something to train on",
         about=("data.train",),

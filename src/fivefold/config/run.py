@@ -66,7 +66,12 @@ class RopeScaling(Section):
     beta_slow: float = 1.0
     """yarn: rotations over the original context below which a frequency is divided by the factor."""
     attention_factor: float | None = None
-    """yarn: multiplies cosine and sine; null is 0.1 ln(factor) + 1."""
+    """yarn: multiplies cosine and sine; null is 0.1 ln(factor) + 1, or what mscale and mscale_all_dim say."""
+    mscale: float | None = None
+    """yarn with model.mla (DeepSeek-V3): with attention_factor null, cosine and sine are multiplied by (0.1 mscale
+    ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)."""
+    mscale_all_dim: float | None = None
+    """yarn with model.mla: attention's scores are multiplied by (0.1 mscale_all_dim ln(factor) + 1) squared."""
 
 
 class Experts(Section):
