@@ -46,15 +46,15 @@ def test_shapes_and_counts_are_those_of_the_real_modules(name):
     real = {key: tuple(parameter.shape) for key, parameter in module.named_parameters()}
     assert list(real.items()) == list(parameter_shapes(model).items())
     assert parameters(model).total == sum(parameter.numel() for parameter in module.parameters())
-    assert parameters(model).layer == sum(parameter.numel() for parameter in module.layers["0"].parameters())
+    assert parameters(model).dense_layer == sum(parameter.numel() for parameter in module.layers["0"].parameters())
 
 
 def test_the_parts_sum_to_the_total():
     counts = parameters(TINY)
-    assert counts.total == counts.embedding + counts.head + 5 * counts.layer + counts.norms
+    assert counts.total == counts.embedding + counts.head + 5 * counts.dense_layer + counts.norms
     assert counts.total == sum(prod(shape) for shape in parameter_shapes(TINY).values())
     assert counts.active == counts.total
-    assert counts.layer == 48 * 18 * 8 + 96 * 48 + 3 * 48 * 80 + 2 * 48
+    assert counts.dense_layer == 48 * 18 * 8 + 96 * 48 + 3 * 48 * 80 + 2 * 48
 
 
 def test_a_tied_head_is_counted_once_but_still_multiplies():

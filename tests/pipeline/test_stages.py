@@ -103,7 +103,7 @@ def test_of_inner_stages_the_later_ones_get_more_since_they_keep_fewer_activatio
 )
 def test_of_equal_choices_the_ends_have_fewer_layers(layers: int, head_layers: int, split: list[int]) -> None:
     """With a head of exactly a layer the last stage ties with inner ones; with one of eight layers the first does."""
-    rows = sum(math.prod(shape) for shape in layer_shapes(SMALL).values() if len(shape) == 2) // SMALL.hidden
+    rows = sum(math.prod(shape) for shape in layer_shapes(SMALL, 0).values() if len(shape) == 2) // SMALL.hidden
     assert counts(SMALL.model_copy(update={"layers": layers, "vocab": head_layers * rows}), 4) == split
 
 
@@ -134,7 +134,7 @@ def splits(layers: int, stages: int) -> list[list[int]]:
 
 def rank_costs(model: Model, placement: tuple[int, ...], split: list[int]) -> list[list[Fraction]]:
     """By rank, what each of its stages costs: weights of layers and of the head, and an eighth of the embedding's."""
-    layer = sum(math.prod(shape) for shape in layer_shapes(model).values() if len(shape) == 2)
+    layer = sum(math.prod(shape) for shape in layer_shapes(model, 0).values() if len(shape) == 2)
     head = Fraction(model.vocab * model.hidden)
     costs = [n * layer + Fraction(0) for n in split]
     costs[0] += head / 8

@@ -109,7 +109,7 @@ class ByteCount:
 
     def _deferred(self) -> float:
         """The inputs of a layer's matrices, and their output gradients, which row layers gather over tp to compute."""
-        matrices = {name: shape for name, shape in layer_shapes(self._run.model).items() if len(shape) == 2}
+        matrices = {name: shape for name, shape in layer_shapes(self._run.model, 0).items() if len(shape) == 2}
         tp = self._run.parallel.tp
         elements = sum(
             rows * (tp if name.endswith(ROW_LAYERS) else 1) + columns for name, (rows, columns) in matrices.items()
@@ -123,7 +123,7 @@ class ByteCount:
     def _layer_elements(self) -> float:
         """Parameters of a layer on one rank of tp, which cuts its matrices."""
         tp = self._run.parallel.tp
-        return sum(prod(shape) / (tp if len(shape) == 2 else 1) for shape in layer_shapes(self._run.model).values())
+        return sum(prod(shape) / (tp if len(shape) == 2 else 1) for shape in layer_shapes(self._run.model, 0).values())
 
     def _state(self, elements: float) -> float:
         """Bytes of so many of a stage's parameters (after tp), optimizer included."""
