@@ -39,6 +39,20 @@ class Coming(Protocol):
         """The tensor, once it is there."""
 
 
+class WaitingGradient(Protocol):
+    """The gradient of a weight, not computed yet."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter that forward used, the object itself."""
+
+    def start(self) -> None:
+        """Begin to fetch what it needs, if that is elsewhere."""
+
+    def add_to(self, totals: GradientTotals) -> None:
+        """Compute, and add to the total of the weight."""
+
+
 @dataclass
 class WeightGradient:
     """The gradient of a linear layer's weight (and bias), not computed yet."""
@@ -72,6 +86,9 @@ class GradientTotals(Protocol):
     def add_product(self, parameter: Tensor, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
         """Add scale x left @ right to the gradient of `parameter`."""
 
+    def add_grouped_product(self, parameter: Tensor, gradients: Tensor, inputs: Tensor, ends: Tensor) -> None:
+        """Add each group's gradients^T @ inputs to the gradient of its matrix in `parameter` (groups, o, i)."""
+
     def add_rows(self, parameter: Tensor, rows: Tensor, gradients: Tensor) -> None:
         """Add each of `gradients` to the row of `parameter`'s gradient that it is for; a row may come repeatedly."""
 
@@ -86,18 +103,18 @@ class Deferral:
     """
 
     def __init__(self) -> None:
-        self._collected: list[WeightGradient] | None = None
+        self._collected: list[WaitingGradient] | None = None
         self.totals: GradientTotals | None = None
         """Where the gradients are added up; set when the stage is put together."""
         self.loss_scale = 1.0
         """What the loss of a microbatch will be multiplied by: the head computes its weight's gradient in forward."""
 
-    def announce(self, gradient: WeightGradient) -> None:
+    def announce(self, gradient: WaitingGradient) -> None:
         """Say that a gradient is to be put soon, so that what it needs can be on its way."""
         if self._collected is None:
             gradient.start()
 
-    def put(self, gradient: WeightGradient) -> None:
+    def put(self, gradient: WaitingGradient) -> None:
         """Take a gradient: keep it while collecting, else compute it."""
         if self._collected is not None:
             self._collected.append(gradient)
@@ -111,9 +128,9 @@ class Deferral:
         return self.totals
 
     @contextmanager
-    def collect(self) -> Iterator[list[WeightGradient]]:
+    def collect(self) -> Iterator[list[WaitingGradient]]:
         """Let the weight gradients of the backward inside wait; they are in the list afterwards."""
-        collected: list[WeightGradient] = []
+        collected: list[WaitingGradient] = []
         self._collected = collected
         try:
             yield collected
@@ -147,6 +164,30 @@ class _Linear(torch.autograd.Function):
         weight, bias = ctx.parameters
         ctx.deferral.put(WeightGradient(weight, bias, d_y_to, x_ti))
         return d_x_ti, None, None, None
+
+
+def wide_linear(x_ti: Tensor, weight_oi: Tensor) -> Tensor:
+    """x @ weight^T (t, o) in at least fp32, not rounded to the format of x."""
+    wide = torch.promote_types(x_ti.dtype, torch.float32)
+    if x_ti.is_cuda and x_ti.dtype != wide:
+        return _WideLinear.apply(x_ti, weight_oi)
+    return F.linear(x_ti.to(wide), weight_oi.to(wide))
+
+
+class _WideLinear(torch.autograd.Function):
+    """The products of 16-bit factors as a GPU adds them up; gradients are rounded as in any other layer."""
+
+    @staticmethod
+    def forward(ctx, x_ti: Tensor, weight_oi: Tensor) -> Tensor:
+        ctx.save_for_backward(x_ti, weight_oi)
+        return torch.mm(x_ti, weight_oi.T, out_dtype=torch.float32)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_y_to: Tensor):
+        x_ti, weight_oi = ctx.saved_tensors
+        d_y_to = d_y_to.to(x_ti.dtype)
+        return d_y_to @ weight_oi, d_y_to.T @ x_ti
 
 
 def look_up(tokens_t: Tensor, weight_vi: Tensor, deferral: Deferral | None = None) -> Tensor:
