@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from fivefold.config.run import Batch as BatchSizes
-from fivefold.config.run import Data, Model, Optim, Parallel, Precision, Recompute, Run, Source
+from fivefold.config.run import (
+    Data,
+    LatentAttention,
+    Model,
+    Optim,
+    Parallel,
+    Precision,
+    Recompute,
+    RopeScaling,
+    Run,
+    Source,
+)
 from fivefold.data.loader import IGNORE, Microbatch, Step, sample_numbers
 from tests.parity.pieces import fill
 
@@ -36,6 +47,15 @@ BLOOM = LLAMA.model_copy(
         "kv_heads": 12,
     }
 )
+MLA = LLAMA.model_copy(
+    update={
+        "layers": 2,
+        "kv_heads": "auto",
+        "head_dim": "auto",
+        "mla": LatentAttention(q_rank=20, kv_rank=10, plain=6, rotated=4, value=5),
+        "rope_scaling": RopeScaling(type="yarn", factor=8.0, original_context=8, mscale=1.5, mscale_all_dim=0.7),
+    }
+)
 WIDE = {"layers": 4, "hidden": 96, "heads": 8, "kv_heads": 8, "head_dim": 12, "ffn": 160, "vocab": 16, "context": 512}
 THREE = {"kv_heads": 3, "ffn": 42}
 MODELS = {
@@ -52,6 +72,9 @@ MODELS = {
     "narrow": LLAMA.model_copy(
         update={"hidden": 6, "heads": 4, "kv_heads": 2, "head_dim": 2, "ffn": 10, "vocab": 13, "layers": 2}
     ),
+    "mla": MLA,
+    "mla-4": MLA.model_copy(update={"layers": 4}),
+    "mla-no-q-rank": MLA.model_copy(update={"mla": MLA.mla.model_copy(update={"q_rank": None})}),
     "bloom": BLOOM,
     "bloom-tied": BLOOM.model_copy(update={"tied": True}),
     "bloom-6": BLOOM.model_copy(update={"heads": 6, "kv_heads": 6, "ffn": 42}),

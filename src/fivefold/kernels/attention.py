@@ -114,7 +114,10 @@ def slopes_like(like: Tensor, slopes: Sequence[float] | None) -> Tensor | None:
 
 
 def attend(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, mask: Mask) -> Tensor:
-    """softmax(q k^T / sqrt(e) + bias) v -> (b, s, h, e). Query head i uses key/value head i // (h / g)."""
+    """softmax(q k^T / sqrt(e) + bias) v -> (b, s, h, e). Query head i uses key/value head i // (h / g).
+
+    Where the mask `takes_narrow_values`, those of v and of the output may be fewer than e.
+    """
     q_bhse, k_bgse, v_bgse = (x.transpose(1, 2) for x in (q_bshe, k_bsge, v_bsge))
     if isinstance(mask, Causal):
         out_bhse = _causal(q_bhse, k_bgse, v_bgse)
@@ -123,6 +126,15 @@ def attend(q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor, mask: Mask) -> Tensor
     else:
         out_bhse = _blocks(q_bhse, k_bgse, v_bgse, mask)
     return out_bhse.transpose(1, 2)
+
+
+def takes_narrow_values(mask: Mask) -> bool:
+    """Whether the kernel of the mask is as fast, and keeps as little, with values narrower than queries and keys.
+
+    Fused kernels want one width, and torch then falls back on one that keeps a number for each query and key: fill
+    narrow values up with zeros, and cut the output.
+    """
+    return isinstance(mask, Blocks)
 
 
 def document_starts(documents_bs: Tensor) -> Tensor:

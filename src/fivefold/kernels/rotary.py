@@ -28,10 +28,13 @@ def rotation(positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> tupl
 def rotate(q_bshe: Tensor, k_bsge: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys turned by their positions' angles; cos and sin (s, e), or (b, s, e) if rows differ."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    return _turn(q_bshe, cos, sin), _turn(k_bsge, cos, sin)
+    return turn(q_bshe, cos, sin), turn(k_bsge, cos, sin)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(first, second) cos + (second, first) (-sin, sin), over whole heads: half as long as in halves on a CPU."""
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(first, second) cos + (second, first) (-sin, sin), over whole heads: half as long as in halves on a CPU.
+
+    The tables' shapes are broadcast to that of x (..., e).
+    """
     wide = x.to(torch.promote_types(x.dtype, cos.dtype))
     return (wide * cos + wide.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)

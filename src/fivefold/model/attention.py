@@ -34,6 +34,12 @@ class Context:
         self.mask = mask
         self.turn = turn  # tables of `rotate` for each position, (s, e) or (b, s, e); None without rotary embedding
 
+    def attend(self, q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor) -> Tensor:
+        """Attention of this rank's positions over all -> (b, s, h, e); with cp a collective call, backward too."""
+        if isinstance(self.mask, ContextPlan):
+            return attend_across(q_bshe, k_bsge, v_bsge, self.mask)
+        return attend(q_bshe, k_bsge, v_bsge, self.mask)
+
 
 def context(
     model: Model, part: Part, like: Tensor, positions_s: Tensor, documents_bS: Tensor | None, shape: torch.Size
@@ -86,10 +92,7 @@ class Attention(nn.Module):
         fused = self.qkv(x_td).unflatten(0, shared.rows).unflatten(-1, (-1, self.queries + 2, self.head_size))
         norms = [None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm)]
         q_bshe, k_bsge, v_bsge = self.policy.cheap(split_heads, fused, *norms, self.norm_eps, shared.turn)
-        if isinstance(shared.mask, ContextPlan):
-            out_bshe = attend_across(q_bshe, k_bsge, v_bsge, shared.mask)
-        else:
-            out_bshe = attend(q_bshe, k_bsge, v_bsge, shared.mask)
+        out_bshe = shared.attend(q_bshe, k_bsge, v_bsge)
         return self.output(out_bshe.flatten(0, 1).flatten(1))
 
 

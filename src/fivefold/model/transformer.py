@@ -21,6 +21,7 @@ from fivefold.kernels.swiglu import swiglu
 from fivefold.model.activations import Policy, activation_policies
 from fivefold.model.attention import Attention, Context, context
 from fivefold.model.layers import norm
+from fivefold.model.mla import LatentAttention
 from fivefold.model.part import WHOLE, Part
 from fivefold.model.spec import vocabulary
 from fivefold.parallel.context import positions
@@ -87,7 +88,7 @@ class Block(nn.Module):
         super().__init__()
         self.policy = policy
         self.attention_norm = norm(model, policy)
-        self.attention = Attention(model, part, policy)
+        self.attention = (Attention if model.mla is None else LatentAttention)(model, part, policy)
         self.ffn_norm = norm(model, policy)
         self.ffn = (SwiGLU if model.activation == "swiglu" else GELU)(model, part, policy)
 

@@ -69,6 +69,21 @@ class RowLinear(nn.Module):
         return y_to if self.bias is None else y_to + self.bias
 
 
+class WholeLinear(nn.Module):
+    """x_ti -> (x W^T)_to with the whole W on every rank of tp, which applies it to its own tokens.
+
+    For outputs that are narrower than x: to gather them costs less than to gather x. W's gradient is a partial sum.
+    """
+
+    def __init__(self, inputs: int, outputs: int, deferral: Deferral | None = None) -> None:
+        super().__init__()
+        self.deferral = deferral
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x_ti: Tensor) -> Tensor:
+        return linear(x_ti, self.weight, None, self.deferral)
+
+
 class Embedding(nn.Module):
     """tokens_T -> x_td with the vocabulary's rows cut over tp: each rank looks up what it has, and the sum is complete.
 
@@ -89,6 +104,11 @@ class Embedding(nn.Module):
         elsewhere_T = (place_T < 0) | (place_T >= len(self.rows))
         found_Td = look_up(place_T.masked_fill(elsewhere_T, 0), self.weight, self.deferral)
         return _AddUp.apply(found_Td.masked_fill(elsewhere_T[:, None], 0), self.tp)
+
+
+def gather_sequence(x_ti: Tensor, tp: Axis) -> Tensor:
+    """The tokens of all ranks of tp, x_Ti: one all-gather forward, one reduce-scatter backward."""
+    return x_ti if tp.size == 1 else _Gathered.apply(x_ti, tp)
 
 
 def vocabulary_share(size: int, tp: Axis) -> VocabularyShare | None:
@@ -160,6 +180,20 @@ class _Row(torch.autograd.Function):
             ctx.deferral.put(WeightGradient(ctx.weight, None, d_y_To, x_Ti))
             return d_x_Ti, None, None, None
         return d_x_Ti, multiply(d_y_To.T, x_Ti), None, None
+
+
+class _Gathered(torch.autograd.Function):
+    """Every rank's tokens on every rank: (t, i) -> (T, i)."""
+
+    @staticmethod
+    def forward(ctx, x_ti: Tensor, tp: Axis) -> Tensor:
+        ctx.tp = tp
+        return tp.gather(x_ti)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_Ti: Tensor):
+        return ctx.tp.reduce_scatter(d_Ti), None
 
 
 class _AddUp(torch.autograd.Function):
