@@ -1,8 +1,8 @@
-"""Rules on the architecture: heads and their sizes, positions, and the length of a sequence."""
+"""Rules on the architecture: heads and their sizes, latent attention, positions, and the length of a sequence."""
 
 from __future__ import annotations
 
-from fivefold.config.rule import Rule, choices, divisors_of, multiples_around
+from fivefold.config.rule import Rule, choices, divisors_of, multiples_around, value_of
 from fivefold.config.run import Run
 
 
@@ -16,8 +16,9 @@ def _say_heads(run: Run) -> str:
 
 
 def _odd_head(run: Run) -> bool:
+    """False with latent attention, whose heads have sizes of their own."""
     known = run.model.head_dim != "auto" or run.model.hidden % run.model.heads == 0
-    return known and run.model.head_size % 2 == 1
+    return run.model.mla is None and known and run.model.head_size % 2 == 1
 
 
 def _scaling_fault(run: Run) -> str | None:
@@ -62,14 +63,16 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "heads divide the hidden size",
-        about=("model.hidden", "model.heads", "model.head_dim"),
-        broken=lambda run: run.model.head_dim == "auto" and run.model.hidden % run.model.heads,
+        about=("model.hidden", "model.heads", "model.head_dim", "model.mla"),
+        broken=lambda run: (
+            run.model.mla is None and run.model.head_dim == "auto" and run.model.hidden % run.model.heads
+        ),
         says=_say_heads,
     ),
     Rule(
         "key/value heads divide the heads",
-        about=("model.heads", "model.kv_heads"),
-        broken=lambda run: run.model.heads % run.model.key_value_heads,
+        about=("model.heads", "model.kv_heads", "model.mla"),
+        broken=lambda run: run.model.mla is None and run.model.heads % run.model.key_value_heads,
         says=lambda run: (
             f"model.kv_heads = {run.model.kv_heads} does not divide model.heads = {run.model.heads}; "
             f"use model.kv_heads {choices(divisors_of(run.model.heads))}"
@@ -77,12 +80,55 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "rotary heads have an even size",
-        about=("model.hidden", "model.heads", "model.head_dim", "model.position"),
+        about=("model.hidden", "model.heads", "model.head_dim", "model.position", "model.mla"),
         broken=lambda run: run.model.position == "rope" and _odd_head(run),
         says=lambda run: (
             f"a head is {run.model.head_size} wide (hidden {run.model.hidden}, heads {run.model.heads}), and rotary "
             f"positions turn pairs; use model.head_dim {choices(multiples_around(run.model.head_size, 2))}, "
             "or other model.heads"
+        ),
+    ),
+    Rule(
+        "latent attention has rotary positions",
+        about=("model.mla", "model.position"),
+        broken=lambda run: run.model.mla is not None and run.model.position != "rope",
+        says=lambda run: (
+            f"model.position = {run.model.position}, but a part of each head of model.mla turns with the position; "
+            "use model.position rope"
+        ),
+    ),
+    Rule(
+        "latent attention turns pairs",
+        about=("model.mla.rotated",),
+        broken=lambda run: run.model.mla is not None and run.model.mla.rotated % 2,
+        says=lambda run: (
+            f"model.mla.rotated = {value_of(run, 'model.mla.rotated')}, and rotary positions turn pairs; use "
+            f"model.mla.rotated {choices(multiples_around(value_of(run, 'model.mla.rotated'), 2))}"
+        ),
+    ),
+    Rule(
+        "latent attention has no biases",
+        about=("model.mla", "model.bias"),
+        broken=lambda run: run.model.mla is not None and run.model.bias,
+        says=lambda run: "model.bias = true, but the matrices of model.mla have no biases; use model.bias false",
+    ),
+    Rule(
+        "latent attention norms its short vectors",
+        about=("model.mla", "model.qk_norm"),
+        broken=lambda run: run.model.mla is not None and run.model.qk_norm,
+        says=lambda run: (
+            "model.qk_norm = true, but model.mla norms the short vectors that queries and keys come from; "
+            "use model.qk_norm false"
+        ),
+    ),
+    Rule(
+        "a sequence has the tokens that are predicted",
+        about=("model.mtp", "data.seq_len"),
+        broken=lambda run: run.model.mtp >= run.data.seq_len,
+        says=lambda run: (
+            f"model.mtp = {run.model.mtp} predicts as many tokens after the next, and more than data.seq_len = "
+            f"{run.data.seq_len} leaves; use model.mtp {run.data.seq_len - 1}"
+            f"{' or less' if run.data.seq_len > 1 else ''}, or data.seq_len {run.model.mtp + 1} or more"
         ),
     ),
     Rule(

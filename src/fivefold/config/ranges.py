@@ -17,7 +17,7 @@ from fivefold.config.rule import Rule, value_of
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 
-FAMILIES = ("bloom", "llama")
+FAMILIES = ("bloom", "deepseek", "llama")
 OPTIMIZERS = ("adamw",)
 DECAYS = ("constant", "cosine", "linear", "wsd")
 SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
@@ -120,6 +120,11 @@ RANGES: tuple[Rule, ...] = (
     *positive("model.rope_scaling.low_freq_factor", "model.rope_scaling.high_freq_factor"),
     *positive("model.rope_scaling.beta_fast", "model.rope_scaling.beta_slow", "model.rope_scaling.attention_factor"),
     *positive("model.rope_scaling.mscale", "model.rope_scaling.mscale_all_dim"),
+    *at_least(1, *(f"model.moe.{size}" for size in ("experts", "top_k", "ffn", "groups", "top_groups"))),
+    *at_least(0, "model.moe.shared", "model.moe.dense_layers"),
+    *positive("model.moe.scale"),
+    *at_least(1, *(f"model.mla.{size}" for size in ("q_rank", "kv_rank", "plain", "rotated", "value"))),
+    *at_least(0, "model.mtp"),
     Rule(
         "there is something to train on",
         about=("data.train",),
@@ -198,6 +203,9 @@ RANGES: tuple[Rule, ...] = (
     _number_rule("optim.warmup_fraction", "from 0 to 1", lambda value: 0 <= value <= 1),
     known("optim.decay", "decays", DECAYS),
     *at_least(1, "optim.decay_steps"),
+    *at_least(0, "loss.mtp", "loss.balance_sequence", "loss.balance_global", "loss.router_z"),
+    *at_least(0, "routing.bias_rate"),
+    *positive("routing.capacity_factor"),
     Rule(
         "checkpoints come every so often",
         about=("checkpoint.every",),

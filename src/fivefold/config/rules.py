@@ -2,16 +2,17 @@
 
 A rule has a predicate and a sentence that prints the numbers and says what to change. `check` asks all of them, so that
 every broken rule is heard at once; with a number of ranks it also asks those that need the real world. The rows stand
-by subject: single values in `ranges.py`, the architecture in `model_rules.py`, ranks, batch and stages in
-`layout_rules.py`, the pipeline's schedule in `pipeline_rules.py`, what tp and cp cut in `split_rules.py`, recompute and
-offload in `memory_rules.py`, the length of the run here. They make a run legal; what this version cannot train although
-it is legal stands in `not_yet.py`.
+by subject: single values in `ranges.py`, the architecture in `model_rules.py`, experts in `expert_rules.py`, ranks,
+batch and stages in `layout_rules.py`, the pipeline's schedule in `pipeline_rules.py`, what tp and cp cut in
+`split_rules.py`, recompute and offload in `memory_rules.py`, the length of the run here. They make a run legal; what
+this version cannot train although it is legal stands in `not_yet.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fivefold.config.expert_rules import EXPERTS
 from fivefold.config.layout_rules import LAYOUT, with_world
 from fivefold.config.memory_rules import MEMORY
 from fivefold.config.model_rules import MODEL
@@ -67,7 +68,7 @@ LENGTH: tuple[Rule, ...] = (
     ),
 )
 
-LEGALITY: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *PIPELINE, *SPLITS, *MEMORY, *LENGTH)
+LEGALITY: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *PIPELINE, *SPLITS, *EXPERTS, *MEMORY, *LENGTH)
 """What makes a run legal, single values first."""
 
 RULES: tuple[Rule, ...] = (*LEGALITY, *NOT_YET)

@@ -1,22 +1,43 @@
 """Rules on splitting: what tp cuts of every layer and what cp cuts of every sequence must come out whole.
 
-tp gives each rank its attention heads, its columns of the feed-forward, its rows of the vocabulary and its share of a
-microbatch's tokens; cp gives each rank its part of a sequence. The helpers answer for any numbers, so that a rule may
-use them to name the degrees that would fit.
+tp gives each rank its attention heads, its columns of the dense feed-forward and of the shared experts, its rows of the
+vocabulary and its share of a microbatch's tokens, and cuts no routed expert; cp gives each rank its part of a sequence.
+The helpers answer for any numbers, so that a rule may use them to name the degrees that would fit.
 """
 
 from __future__ import annotations
 
 from math import gcd, lcm
 
-from fivefold.config.rule import Rule, choices, divisors_of, multiples_around
+from fivefold.config.rule import Rule, choices, divisors_of, multiples_around, value_of
 from fivefold.config.run import Run
+
+WIDTHS = ("model.moe.ffn", "model.moe.shared", "model.moe.dense_layers")
+"""The keys of a mixture that what tp may be depends on."""
 
 
 def splits_layers(run: Run, tp: int) -> bool:
     """Whether `tp` ranks can share the heads, the feed-forward and the vocabulary (if that is known)."""
-    sizes = (run.model.heads, run.model.key_value_heads, run.model.ffn)
+    sizes = (*_head_counts(run), _dense_width(run), _shared_width(run))
     return all(size % tp == 0 for size in sizes) and (run.model.vocab == "auto" or _all_have_rows(run.model.vocab, tp))
+
+
+def _head_counts(run: Run) -> tuple[int, ...]:
+    """Query and key/value heads; with latent attention each head has its own of both."""
+    model = run.model
+    return (model.heads,) if model.mla else (model.heads, model.key_value_heads)
+
+
+def _dense_width(run: Run) -> int:
+    """Width of the dense layers' feed-forward; 0 if every layer has experts."""
+    moe = run.model.moe
+    return 0 if moe is not None and moe.dense_layers == 0 else run.model.ffn
+
+
+def _shared_width(run: Run) -> int:
+    """Width of the shared experts together; 0 if there are none."""
+    moe = run.model.moe
+    return 0 if moe is None else moe.ffn * moe.shared
 
 
 def cuts_sequences(run: Run, cp: int) -> bool:
@@ -48,8 +69,8 @@ def _all_have_rows(vocab: int, tp: int) -> bool:
 
 
 def _tp_choices(run: Run) -> str:
-    shared = gcd(run.model.heads, run.model.key_value_heads)
-    return f"parallel.tp {choices([tp for tp in divisors_of(shared) if splits_layers(run, tp)])}"
+    fitting = [tp for tp in divisors_of(gcd(*_head_counts(run))) if splits_layers(run, tp)]
+    return f"parallel.tp {choices(fitting)}"
 
 
 def _micro_tokens(run: Run) -> int:
@@ -77,17 +98,20 @@ def _say_tokens(run: Run) -> str:
 
 def _ulysses_misfit(run: Run) -> bool:
     """False while tp does not divide the heads: other rules say that."""
-    tp, cp, heads = run.parallel.tp, run.parallel.cp, (run.model.heads, run.model.key_value_heads)
+    tp, cp, heads = run.parallel.tp, run.parallel.cp, _head_counts(run)
     whole = all(number % tp == 0 for number in heads)
     return run.parallel.cp_method == "ulysses" and whole and any(number // tp % cp for number in heads)
 
 
 def _say_ulysses(run: Run) -> str:
-    heads, kv_heads, tp, cp = run.model.heads, run.model.key_value_heads, run.parallel.tp, run.parallel.cp
-    fitting = [degree for degree in divisors_of(gcd(heads, kv_heads) // tp) if cuts_sequences(run, degree)]
+    tp, cp, heads = run.parallel.tp, run.parallel.cp, _head_counts(run)
+    fitting = [degree for degree in divisors_of(gcd(*heads) // tp) if cuts_sequences(run, degree)]
+    kinds = (
+        f"{heads[0] // tp} heads" if run.model.mla else f"{heads[0] // tp} query and {heads[1] // tp} key/value heads"
+    )
     return (
-        f"parallel.cp_method = ulysses shares out heads: {heads // tp} query and {kv_heads // tp} key/value heads "
-        f"(of {heads} and {kv_heads}, over parallel.tp {tp}) cannot be split over parallel.cp = {cp}; "
+        f"parallel.cp_method = ulysses shares out heads: {kinds} (of {' and '.join(map(str, heads))}, over parallel.tp "
+        f"{tp}) cannot be split over parallel.cp = {cp}; "
         f"use parallel.cp {choices(fitting)}, or parallel.cp_method ring or gather"
     )
 
@@ -95,7 +119,7 @@ def _say_ulysses(run: Run) -> str:
 SPLITS: tuple[Rule, ...] = (
     Rule(
         "tp divides the heads",
-        about=("model.heads", "model.kv_heads", "parallel.tp"),
+        about=("model.heads", "model.kv_heads", "parallel.tp", *WIDTHS),
         broken=lambda run: run.model.heads % run.parallel.tp,
         says=lambda run: (
             f"model.heads = {run.model.heads} cannot be split over parallel.tp = {run.parallel.tp}; "
@@ -104,8 +128,8 @@ SPLITS: tuple[Rule, ...] = (
     ),
     Rule(
         "tp divides the key/value heads",
-        about=("model.heads", "model.kv_heads", "parallel.tp"),
-        broken=lambda run: run.model.key_value_heads % run.parallel.tp,
+        about=("model.heads", "model.kv_heads", "parallel.tp", *WIDTHS),
+        broken=lambda run: run.model.mla is None and run.model.key_value_heads % run.parallel.tp,
         says=lambda run: (
             f"{run.model.key_value_heads} key/value heads (model.kv_heads = {run.model.kv_heads}) cannot be split over "
             f"parallel.tp = {run.parallel.tp}; use {_tp_choices(run)}"
@@ -113,16 +137,27 @@ SPLITS: tuple[Rule, ...] = (
     ),
     Rule(
         "tp divides the feed-forward width",
-        about=("model.ffn", "model.heads", "model.kv_heads", "parallel.tp"),
-        broken=lambda run: run.model.ffn % run.parallel.tp,
+        about=("model.ffn", "model.heads", "model.kv_heads", "parallel.tp", *WIDTHS),
+        broken=lambda run: _dense_width(run) % run.parallel.tp,
         says=lambda run: (
             f"model.ffn = {run.model.ffn} cannot be split over parallel.tp = {run.parallel.tp}; use model.ffn "
             f"{choices(multiples_around(run.model.ffn, run.parallel.tp))}, or {_tp_choices(run)}"
         ),
     ),
     Rule(
+        "tp divides the width of the shared experts",
+        about=("model.heads", "model.kv_heads", "parallel.tp", *WIDTHS),
+        broken=lambda run: _shared_width(run) % run.parallel.tp,
+        says=lambda run: (
+            f"model.moe.ffn {value_of(run, 'model.moe.ffn')} x model.moe.shared {value_of(run, 'model.moe.shared')} = "
+            f"{_shared_width(run)}, the width of the shared experts, cannot be split over parallel.tp = "
+            f"{run.parallel.tp}; use model.moe.ffn "
+            f"{choices(multiples_around(value_of(run, 'model.moe.ffn'), run.parallel.tp))}, or {_tp_choices(run)}"
+        ),
+    ),
+    Rule(
         "each rank of tp has a part of the vocabulary",
-        about=("model.vocab", "model.heads", "model.kv_heads", "parallel.tp"),
+        about=("model.vocab", "model.heads", "model.kv_heads", "parallel.tp", *WIDTHS),
         broken=lambda run: run.model.vocab != "auto" and not _all_have_rows(run.model.vocab, run.parallel.tp),
         says=lambda run: (
             f"model.vocab = {run.model.vocab} has no row for each of parallel.tp = {run.parallel.tp} ranks; "
