@@ -19,6 +19,8 @@ from tests.config.conftest import Load, Refusal
 HUGE = str(2**63)
 LINEAR, LLAMA3, YARN = (f"{{type: {kind}, factor: 2}}" for kind in ("linear", "llama3", "yarn"))
 ROPE = "--model.rope_scaling="
+MOE = "--model.moe={experts: 8, top_k: 2, ffn: 256} "
+MLA = "--model.mla={kv_rank: 64, plain: 32, rotated: 16, value: 32} "
 SETS = "--data.validation=[{name: %s, path: x}, {name: %s, path: y}]"
 
 BROKEN: list[tuple[str, str]] = [
@@ -39,7 +41,7 @@ BROKEN: list[tuple[str, str]] = [
     ("--cluster.gpus_per_node 0", "cluster.gpus_per_node = 0"),
     ("--cluster.nic_gbit_s 0", "cluster.nic_gbit_s = 0.0: it must be above 0"),
     ("--cluster.price_per_gpu_hour -2", "cluster.price_per_gpu_hour = -2.0: it must be 0 or more"),
-    ("--model.family lama", "model.family = lama: known are bloom, llama"),
+    ("--model.family lama", "model.family = lama: known are bloom, deepseek, llama"),
     ("--model.layers 0", "model.layers = 0: it must be 1 or more"),
     ("--model.hidden 0", "model.hidden = 0: it must be 1 or more"),
     ("--model.heads 0", "model.heads = 0: it must be 1 or more"),
@@ -72,6 +74,8 @@ BROKEN: list[tuple[str, str]] = [
     (f"{ROPE}{LINEAR} --model.rope_scaling.high_freq_factor 0", "model.rope_scaling.high_freq_factor = 0.0"),
     (f"{ROPE}{LINEAR} --model.rope_scaling.beta_fast 0", "model.rope_scaling.beta_fast = 0.0"),
     (f"{ROPE}{LINEAR} --model.rope_scaling.beta_slow 0", "model.rope_scaling.beta_slow = 0.0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.mscale 0", "model.rope_scaling.mscale = 0.0: it must be above 0"),
+    (f"{ROPE}{LINEAR} --model.rope_scaling.mscale_all_dim -1", "model.rope_scaling.mscale_all_dim = -1.0: it must"),
     (f"{ROPE}{LINEAR} --model.rope_scaling.attention_factor 0", "model.rope_scaling.attention_factor = 0.0"),
     (
         f"{ROPE}{LLAMA3} --model.rope_scaling.original_context 64 --model.rope_scaling.low_freq_factor 4",
@@ -80,6 +84,114 @@ BROKEN: list[tuple[str, str]] = [
     (
         f"{ROPE}{YARN} --model.rope_scaling.original_context 64 --model.rope_scaling.beta_slow 40",
         "beta_slow = 40.0 must be below beta_fast = 32.0",
+    ),
+    *(
+        (f"{MOE}--model.moe.{size} 0", f"model.moe.{size} = 0: it must be 1 or more")
+        for size in ("experts", "top_k", "ffn", "groups", "top_groups")
+    ),
+    (f"{MOE}--model.moe.shared -1", "model.moe.shared = -1: it must be 0 or more"),
+    (f"{MOE}--model.moe.dense_layers -1", "model.moe.dense_layers = -1: it must be 0 or more"),
+    (f"{MOE}--model.moe.scale 0", "model.moe.scale = 0.0: it must be above 0, and finite"),
+    *(
+        (f"{MLA}--model.mla.{size} 0", f"model.mla.{size} = 0: it must be 1 or more")
+        for size in ("q_rank", "kv_rank", "plain", "rotated", "value")
+    ),
+    ("--model.mtp -1", "model.mtp = -1: it must be 0 or more"),
+    (
+        f"{MOE}--model.moe.top_k 9",
+        "model.moe.top_k = 9 is more than model.moe.experts = 8; use model.moe.top_k 8 or less, or model.moe.experts 9 "
+        "or more",
+    ),
+    (
+        f"{MOE}--model.moe.groups 3",
+        "model.moe.groups = 3 does not divide model.moe.experts = 8; use model.moe.groups 1, 2 or 4, or "
+        "model.moe.experts 6 or 9",
+    ),
+    (
+        f"{MOE}--model.moe.groups 8",
+        "model.moe.groups = 8 of model.moe.experts = 8 have one expert each, and a group is chosen by its two best "
+        "scores; use model.moe.groups 1, 2 or 4",
+    ),
+    (
+        f"{MOE}--model.moe.groups 4 --model.moe.top_groups 5",
+        "model.moe.top_groups = 5 is more than model.moe.groups = 4; use model.moe.top_groups 4 or less",
+    ),
+    (f"{MOE}--model.moe.top_groups 2", "model.moe.top_groups = 2 is more than model.moe.groups = 1; use"),
+    (
+        f"{MOE}--model.moe.groups 4 --model.moe.top_k 3",
+        "model.moe.top_groups 1 x 2 experts a group = 2 are fewer than model.moe.top_k = 3; use model.moe.top_groups 2 "
+        "or more, or model.moe.top_k 2 or less",
+    ),
+    (f"{MOE}--model.activation gelu", "model.activation = gelu, but the experts of model.moe are gated; use model.ac"),
+    (f"{MOE}--model.bias true", "the experts of model.moe and their router have no biases; use model.bias false"),
+    (
+        f"{MOE}--model.moe.dense_layers 4",
+        "model.moe.dense_layers = 4 leaves none of model.layers = 4 for experts; use model.moe.dense_layers 3 or less, "
+        "or model.layers 5 or more",
+    ),
+    (
+        "--loss.balance_sequence 0.01",
+        "loss.balance_sequence = 0.01 is of experts, but model.moe = null: there are none",
+    ),
+    ("--loss.balance_global 0.01", "there are none; use loss.balance_global 0"),
+    ("--loss.router_z 0.001", "there are none; use loss.router_z 0"),
+    ("--routing.capacity_factor 1.5", "there are none; use routing.capacity_factor null"),
+    ("--routing.placement load", "there are none; use routing.placement fixed"),
+    ("--parallel.ep 2", "parallel.ep = 2 is of experts, but model.moe = null: there are none; use parallel.ep 1"),
+    *(
+        (f"--loss.{name} {value}", f"loss.{name} = {value}: it must be 0 or more, and finite")
+        for name, value in [
+            *[("mtp", "-0.1"), ("mtp", "nan"), ("balance_sequence", "-1.0"), ("balance_global", "inf")],
+            ("router_z", "-0.5"),
+        ]
+    ),
+    ("--routing.bias_rate -0.001", "routing.bias_rate = -0.001: it must be 0 or more, and finite"),
+    (f"{MOE}--routing.capacity_factor 0", "routing.capacity_factor = 0.0: it must be above 0, and finite"),
+    (
+        f"{MOE}--parallel.ep 3",
+        "model.moe.experts = 8 cannot be shared out over parallel.ep = 3; use parallel.ep 1, 2, 4 or 8, or "
+        "model.moe.experts 6 or 9",
+    ),
+    (f"{MOE}--parallel.ep 3 --parallel.tp 2 --gpus 4 --batch.micro_size 1", "ep = 3; use parallel.ep 1, 2 or 4, or"),
+    (
+        f"{MOE}--parallel.ep 8 --parallel.tp 2 --gpus 4 --batch.micro_size 1",
+        "parallel.ep = 8 does not divide dp 2 x cp 1 x tp 2 = 4, the ranks that hold the same layers; use parallel.ep "
+        "1, 2 or 4",
+    ),
+    (
+        "--model.moe={experts: 6, top_k: 2, ffn: 256} --parallel.ep 3 --parallel.pp 3 --gpus 12 --batch.micro_size 1",
+        "parallel.ep = 3 does not divide dp 4 x cp 1 x tp 1 = 4, the ranks that hold the same layers; use parallel.ep "
+        "1 or 2",
+    ),
+    (
+        "--model.moe={experts: 8, top_k: 2, ffn: 90, shared: 1} --parallel.tp 4",
+        "model.moe.ffn 90 x model.moe.shared 1 = 90, the width of the shared experts, cannot be split over parallel.tp "
+        "= 4; use model.moe.ffn 88 or 92, or parallel.tp 1 or 2",
+    ),
+    (
+        "--model.moe={experts: 8, top_k: 2, ffn: 64, dense_layers: 1} --model.ffn 510 --parallel.tp 4",
+        "model.ffn = 510 cannot be split over parallel.tp = 4; use model.ffn 508 or 512, or parallel.tp 1 or 2",
+    ),
+    (f"{MLA}--model.position alibi", "model.position = alibi, but a part of each head of model.mla turns"),
+    (
+        f"{MLA}--model.mla.rotated 15",
+        "model.mla.rotated = 15, and rotary positions turn pairs; use model.mla.rotated 14 or 16",
+    ),
+    (
+        f"{MLA}--model.bias true",
+        "model.bias = true, but the matrices of model.mla have no biases; use model.bias false",
+    ),
+    (f"{MLA}--model.qk_norm true", "and keys come from; use model.qk_norm false"),
+    (f"{MLA}--parallel.tp 3", "model.heads = 8 cannot be split over parallel.tp = 3; use parallel.tp 1, 2, 4 or 8"),
+    (
+        f"{MLA}--parallel.tp 4 --parallel.cp 4 --parallel.cp_method ulysses",
+        "shares out heads: 2 heads (of 8, over parallel.tp 4) cannot be split over parallel.cp = 4; use parallel.cp "
+        "1 or 2, or parallel.cp_method ring or gather",
+    ),
+    (
+        "--model.mtp 4 --data.seq_len 4",
+        "model.mtp = 4 predicts as many tokens after the next, and more than data.seq_len = 4 leaves; use model.mtp 3 "
+        "or less, or data.seq_len 5 or more",
     ),
     ("--data.train []", "data.train is empty"),
     ("--data.train.1.weight 0", "data.train.1.weight = 0.0: a weight must be above 0"),
@@ -221,7 +333,11 @@ BROKEN: list[tuple[str, str]] = [
         "parallel.zero = 0 shards nothing over dp = 4, so parallel.replicate = 2 has no meaning; use "
         "parallel.replicate 1 or 4, or parallel.zero 1, 2 or 3",
     ),
-    ("--parallel.ep 2", "parallel.ep = 2: this version does not run expert parallelism"),
+    (
+        f"{MOE}--routing.placement load --parallel.ep 2",
+        "routing.placement = load: this version does not run the placement of experts by their load; use "
+        "routing.placement fixed",
+    ),
     ("--precision.linear fp4", "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers"),
     ("--precision.compute fp16", "precision.compute = fp16: this version does not scale the loss"),
     (
@@ -360,6 +476,19 @@ LEGAL = [
     "--recompute.mode full --recompute.every 2",
     "--recompute.mode selective",
     "--offload [optimizer,parameters,activations]",
+    f"{MOE}--parallel.ep 8",
+    f"{MOE}--parallel.ep 8 --parallel.tp 4 --gpus 8 --batch.micro_size 1",
+    f"{MOE}--parallel.ep 2 --parallel.dp 2 --routing.capacity_factor 0.5 --loss.router_z 1e-3",
+    f"{MOE}--model.ffn 511 --parallel.tp 4",
+    "--model.moe={experts: 8, top_k: 2, ffn: 255, dense_layers: 3} --parallel.tp 4",
+    "--model.moe={experts: 8, top_k: 8, ffn: 64, shared: 2, groups: 4, top_groups: 4}",
+    "--model.moe={experts: 1, top_k: 1, ffn: 64}",
+    f"{MLA}--parallel.tp 8",
+    f"{MLA}--model.heads 6 --model.kv_heads 4 --model.head_dim 33 --model.ffn 510 --parallel.tp 3 "
+    "--batch.micro_size 3 --batch.global_size 3",
+    f"{MLA}--parallel.cp 4 --parallel.tp 2 --parallel.cp_method ulysses",
+    "--model.mtp 3 --data.seq_len 4",
+    *(f"--model.preset {name} --routing.bias_rate 0" for name in ("tiny-moe", "tiny-switch", "tiny-deepseek")),
 ]
 
 
@@ -518,7 +647,7 @@ def test_sizes_beyond_reason_are_answered_as_well(unchecked: Load) -> None:
 
 
 def test_rules_have_names_and_keys_that_exist(load: Load) -> None:
-    run = load(*flags(f"{ROPE}{LINEAR}"))
+    run = load(*flags(f"{ROPE}{LINEAR} {MOE}{MLA}".strip()))
     for rule in RULES:
         for key in rule.about:
             value_of(run, key)

@@ -11,18 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold import Run
+from fivefold.config.expert_rules import EXPERTS
 from fivefold.config.layout_rules import LAYOUT
 from fivefold.config.memory_rules import MEMORY
+from fivefold.config.model_rules import MODEL
 from fivefold.config.pipeline_rules import PIPELINE
 from fivefold.config.rule import Rule
 from fivefold.config.rules import broken_rules, with_world
-from fivefold.config.run import Batch, Cluster, Data, Model, Parallel, Recompute, Source
+from fivefold.config.run import Batch, Cluster, Data, Loss, Model, Parallel, Recompute, Routing, Source
 from fivefold.config.schedules import SCHEDULES
 from fivefold.config.split_rules import SPLITS
 
-TABLES = (*LAYOUT, *PIPELINE, *SPLITS, *MEMORY)
+MIXTURE = tuple(rule for rule in EXPERTS if rule.name not in {"experts have no biases"})
+LATENT = tuple(rule for rule in MODEL if rule.name.startswith(("latent attention turns", "a sequence has")))
+TABLES = (*LAYOUT, *PIPELINE, *SPLITS, *MEMORY, *MIXTURE, *LATENT)
 Edit = tuple[str, Any]
-NEXT = re.compile(r", (?:or|with) (?=[a-z]+\.[a-z_]+ |offload |[\d, or]+ ranks|auto)")
+NEXT = re.compile(r", (?:or|with) (?=[a-z]+\.[a-z_.]+ |offload |[\d, or]+ ranks|auto)")
 
 
 def suggestions(sentence: str) -> list[list[Edit]]:
@@ -33,7 +37,7 @@ def suggestions(sentence: str) -> list[list[Edit]]:
     edits: list[list[Edit]] = []
     key = ""
     for way in NEXT.split(ways):
-        named = re.match(r"([a-z]+(?:\.[a-z_]+)?) (?!or )(.*)", way)
+        named = re.match(r"([a-z]+(?:\.[a-z_]+)*) (?!or )(.*)", way)
         key, values = named.groups() if named else (key, way)
         if values.endswith(" ranks"):
             key, values = "cluster.gpus", values.removesuffix(" ranks")
@@ -54,10 +58,13 @@ def _value(word: str) -> Any:
 
 def changed(run: Run, edits: list[Edit]) -> Run:
     for key, value in edits:
-        section, _, name = key.partition(".")
-        new = getattr(run, section).model_copy(update={name: value}) if name else value
-        run = run.model_copy(update={section: new})
+        run = _with(run, key, value)
     return run
+
+
+def _with(section: Any, key: str, value: Any) -> Any:
+    name, _, inner = key.partition(".")
+    return section.model_copy(update={name: _with(getattr(section, name), inner, value) if inner else value})
 
 
 def breaches(run: Run) -> list[Rule]:
@@ -72,7 +79,8 @@ def mends(run: Run, rule: Rule, edit: list[Edit]) -> bool:
 def a_run(**given: Any) -> Run:
     """A small run; `given` says which of its numbers are others."""
     sizes = {"layers": 5, "hidden": 96, "heads": 12, "kv_heads": 4, "head_dim": 8, "ffn": 96, "vocab": 1003}
-    chosen = {key: given.pop(key) for key in [*sizes, "context"] if key in given}
+    others = ("context", "moe", "mla", "mtp", "activation", "bias")
+    chosen = {key: given.pop(key) for key in [*sizes, *others] if key in given}
     batch = Batch(global_size=given.pop("global_size", 8), micro_size=given.pop("micro_size", 1))
     return Run(
         name="a",
@@ -83,11 +91,45 @@ def a_run(**given: Any) -> Run:
         batch=batch,
         recompute=Recompute(**given.pop("recompute", {})),
         offload=given.pop("offload", []),
+        loss=Loss(**given.pop("loss", {})),
+        routing=Routing(**given.pop("routing", {})),
         parallel=Parallel(**given),
     )
 
 
+def experts(experts: int = 12, top_k: int = 2, **given: Any) -> dict[str, Any]:
+    return {"moe": {"experts": experts, "top_k": top_k, "ffn": 48} | given}
+
+
+LATENT_HEADS = {"mla": {"kv_rank": 8, "plain": 4, "rotated": 4, "value": 6}}
+
 BY_HAND = [
+    experts(top_k=13),
+    experts(groups=5),
+    experts(groups=12),
+    experts(experts=2, groups=2),
+    experts(groups=3, top_groups=4),
+    experts(top_groups=2),
+    experts(groups=4, top_k=4),
+    experts(groups=4, top_k=7, top_groups=2),
+    experts(groups=6, top_k=13),
+    experts(dense_layers=5),
+    experts(dense_layers=7, groups=3) | {"layers": 1},
+    experts() | {"activation": "gelu"},
+    experts(shared=1, ffn=50) | {"tp": 4},
+    experts(dense_layers=1) | {"ffn": 97, "tp": 2},
+    experts() | {"ep": 5},
+    experts() | {"ep": 8, "gpus": 8},
+    experts() | {"ep": 12, "gpus": 8},
+    experts() | {"ep": 6, "tp": 2, "cp": 2, "dp": 2},
+    {"ep": 2},
+    {"loss": {"balance_sequence": 0.1, "balance_global": 0.2, "router_z": 0.3}},
+    {"routing": {"capacity_factor": 1.25, "placement": "load"}},
+    {"mla": LATENT_HEADS["mla"] | {"rotated": 5}},
+    LATENT_HEADS | {"tp": 8},
+    LATENT_HEADS | {"cp": 4, "cp_method": "ulysses", "tp": 2},
+    {"mtp": 256},
+    {"mtp": 1, "seq_len": 1},
     {"tp": 8, "gpus": 12},
     {"tp": 4, "pp": 2, "gpus": 12},
     {"dp": 2, "tp": 8, "gpus": 12},
@@ -157,6 +199,19 @@ LAYOUTS = st.fixed_dictionaries(
         "cp_method": st.sampled_from(["ring", "gather", "ulysses"]),
         "schedule": st.sampled_from([*SCHEDULES]),
         "schedule_memory": st.sampled_from([None, 3.5]),
+        "ep": degree,
+        "moe": st.none()
+        | st.fixed_dictionaries(
+            {
+                "experts": st.integers(1, 12),
+                "ffn": st.sampled_from([48, 50]),
+                "shared": st.integers(0, 1),
+                "dense_layers": st.integers(0, 3),
+                **dict.fromkeys(("top_k", "groups", "top_groups"), st.integers(1, 6)),
+            }
+        ),
+        "mla": st.sampled_from([None, LATENT_HEADS["mla"]]),
+        "mtp": st.integers(0, 4),
     }
 )
 

@@ -1,4 +1,4 @@
-"""The run file that `fivefold init` writes: every key with its sentence, and values that train a small model on text.
+"""The run file that `fivefold init` writes: its keys with their sentences, and values that train a small model on text.
 
 The words and the defaults come from the classes, so the file is never behind them; here are only the values that an
 example wants otherwise.
@@ -35,6 +35,9 @@ EXAMPLE: dict[str, Any] = {
 MODEL_KEYS = ("preset", "from", "weights", "vocab")
 """Of the architecture's many fields, those that a file with a preset wants; the others are the preset's."""
 
+OF_EXPERTS = ("loss", "routing")
+"""Sections that the example, a dense model, has no use for; a line says where they are explained."""
+
 HEAD = """\
 # A run of Fivefold. `fivefold check run.yaml` tells what is wrong with it, `fivefold train run.yaml` runs it.
 # Every key is also a flag by its dotted name (--optim.lr 1e-3), and every line with a default may be left out.
@@ -50,9 +53,9 @@ def _lines(section: type[Section], name: str) -> Iterator[str]:
     sentences = field_sentences(section)
     indent = "  " * bool(name)
     for key, info in fields(section).items():
-        if name == "model" and key not in MODEL_KEYS:
-            continue
         dotted = f"{name}.{key}" if name else key
+        if dotted in OF_EXPERTS or (name == "model" and key not in MODEL_KEYS):
+            continue
         inner = section_in(info.annotation)
         if inner is not None:
             yield ""
@@ -68,6 +71,8 @@ def _lines(section: type[Section], name: str) -> Iterator[str]:
             yield from _commented(f"{indent}{key}: {plain_text(value)}", sentences[key])
     if name == "model":
         yield "  # Any other field of the architecture (layers, context, ...) can be given here, over the preset's."
+    if not name:
+        yield f"\n# The sections {' and '.join(OF_EXPERTS)} are about experts and further tokens predicted: docs/run-file.md."
 
 
 def _items(section: type[Section], items: list[dict[str, Any]], indent: str) -> Iterator[str]:
