@@ -341,7 +341,8 @@ class Routing(Section):
     """How tokens are spread over the experts of a model that has some."""
 
     bias_rate: float = 1e-3
-    """What an expert's bias rises or falls by a step, if it had fewer or more tokens than the mean; with model.moe.bias."""
+    """What an expert's bias rises or falls by a step, if it had fewer or more tokens than the mean; with
+    model.moe.bias."""
     capacity_factor: float | None = None
     """An expert takes at most this many times its even share of a sequence's choices, and later ones are dropped (and
     counted); null drops none."""

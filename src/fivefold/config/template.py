@@ -72,7 +72,8 @@ def _lines(section: type[Section], name: str) -> Iterator[str]:
     if name == "model":
         yield "  # Any other field of the architecture (layers, context, ...) can be given here, over the preset's."
     if not name:
-        yield f"\n# The sections {' and '.join(OF_EXPERTS)} are about experts and further tokens predicted: docs/run-file.md."
+        yield ""
+        yield f"# The sections {' and '.join(OF_EXPERTS)} are about experts and further tokens predicted: docs/run-file.md."
 
 
 def _items(section: type[Section], items: list[dict[str, Any]], indent: str) -> Iterator[str]:
