@@ -1,15 +1,16 @@
-"""Rotary frequencies bit for bit as transformers', for each kind of scaling."""
+"""Rotary frequencies bit for bit as transformers', for each kind of scaling, of whole heads and of latent attention."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import DeepseekV3Config, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RotaryEmbedding, yarn_apply_mscale
 
-from fivefold.config.run import Model, RopeScaling
+from fivefold.config.run import LatentAttention, Model, RopeScaling
 from fivefold.errors import UserError
-from fivefold.model.rope import attention_factor, frequencies
+from fivefold.model.rope import attention_factor, frequencies, score_factor
 
 SCALINGS = [
     RopeScaling(type="linear", factor=4.0),
@@ -65,6 +66,46 @@ def test_without_scaling_they_fall_from_1_to_almost_one_over_theta() -> None:
     assert found[0] == 1.0
     torch.testing.assert_close(found[-1].item(), 10000 ** (-62 / 64))
     assert attention_factor(model(None)) == 1.0
+
+
+LATENT = Model(
+    layers=1,
+    hidden=64,
+    heads=4,
+    ffn=8,
+    vocab=8,
+    mla=LatentAttention(kv_rank=8, plain=10, rotated=24, value=10),
+)
+YARN = {"type": "yarn", "original_context": 64}
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RopeScaling(factor=40.0, mscale=1.0, mscale_all_dim=1.0, **YARN),
+        RopeScaling(factor=8.0, mscale=1.5, mscale_all_dim=0.7, beta_fast=16.0, **YARN),
+        RopeScaling(factor=8.0, mscale_all_dim=0.7, **YARN),
+        RopeScaling(factor=8.0, mscale=0.7, **YARN),
+        RopeScaling(factor=0.5, mscale=1.5, mscale_all_dim=0.7, **YARN),
+        RopeScaling(factor=8.0, mscale=1.5, mscale_all_dim=0.7, attention_factor=1.3, **YARN),
+        RopeScaling(factor=8.0, **YARN),
+        RopeScaling(type="linear", factor=8.0),
+        None,
+    ],
+    ids=str,
+)
+def test_latent_attention_turns_its_own_channels_and_weighs_scores_as_deepseek_v3(scaling: RopeScaling | None) -> None:
+    ours = LATENT.model_copy(update={"rope_scaling": scaling})
+    assert ours.mla is not None
+    parameters = {"rope_type": "default" if scaling is None else scaling.type, "rope_theta": ours.rope_theta}
+    if scaling is not None:
+        fields = scaling.model_dump(exclude_defaults=True, exclude={"type", "original_context"})
+        parameters |= fields | {"original_max_position_embeddings": scaling.original_context}
+    config = DeepseekV3Config(hidden_size=64, num_attention_heads=4, qk_rope_head_dim=24, rope_parameters=parameters)
+    theirs = DeepseekV3RotaryEmbedding(config)
+    assert torch.equal(frequencies(ours, torch.float32), theirs.inv_freq)
+    assert attention_factor(ours) == theirs.attention_scaling
+    assert score_factor(ours) == pytest.approx(yarn_apply_mscale(config.rope_parameters, 1.0), rel=1e-15)
 
 
 @pytest.mark.parametrize("kind", ["llama3", "yarn"])

@@ -12,7 +12,7 @@ Sources: Shoeybi et al. 2019 (Megatron-LM), Korthikanti et al. 2022 (sequence pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from fivefold.kernels.linear import Deferral, WeightGradient, linear, look_up, m
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.overlap import gather_multiply, start_multiply_scatter
 from fivefold.parallel.state import Cut, ShardedParameter
+
+JOINED = 2**22
+"""Elements of partial gradients that are added up together, 16 MiB of fp32."""
 
 
 def piece(size: int, axis: Axis) -> range:
@@ -121,15 +124,30 @@ def vocabulary_share(size: int, tp: Axis) -> VocabularyShare | None:
 def sum_partial(parameters: Iterable[ShardedParameter], gradients: Iterable[Tensor], tp: Axis) -> None:
     """Complete the gradients of parameters that every rank of tp used on its own tokens, in place.
 
-    One all-reduce, in at least fp32: there are few of them.
+    In at least fp32. Small ones, such as all norms of a model, are joined to one all-reduce.
     """
-    partial = [each for p, each in zip(parameters, gradients, strict=True) if p.partial]
-    if not partial:
-        return
-    wide = torch.promote_types(partial[0].dtype, torch.float32)
-    joined = tp.sum_(torch.cat([gradient.flatten().to(wide) for gradient in partial]))
-    for gradient, total in zip(partial, joined.split([gradient.numel() for gradient in partial]), strict=True):
-        gradient.copy_(total.view_as(gradient))
+    for group in _joinable(gradient for p, gradient in zip(parameters, gradients, strict=True) if p.partial):
+        wide = torch.promote_types(group[0].dtype, torch.float32)
+        if len(group) == 1 and group[0].dtype == wide:
+            tp.sum_(group[0])
+            continue
+        joined = tp.sum_(torch.cat([gradient.flatten().to(wide) for gradient in group]))
+        for gradient, total in zip(group, joined.split([gradient.numel() for gradient in group]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+
+def _joinable(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The gradients in groups of at most JOINED elements, or of one: those are copied together, a long one is not."""
+    group: list[Tensor] = []
+    elements = 0
+    for gradient in gradients:
+        if group and elements + gradient.numel() > JOINED:
+            yield group
+            group, elements = [], 0
+        group.append(gradient)
+        elements += gradient.numel()
+    if group:
+        yield group
 
 
 class _Column(torch.autograd.Function):
