@@ -19,11 +19,19 @@ def gated_swiglu(gate_up_r2f: Tensor, gates_r: Tensor) -> Tensor:
 
     Gates are fp32, or fp64.
     """
+    if gate_up_r2f.is_cuda and gate_up_r2f.dtype != torch.float64:
+        from fivefold.kernels import gated_swiglu_triton
+
+        return gated_swiglu_triton.gated_swiglu(gate_up_r2f.detach(), gates_r.detach())
     return reference(gate_up_r2f.detach(), gates_r.detach())
 
 
 def gated_swiglu_backward(gate_up_r2f: Tensor, gates_r: Tensor, d_out_rf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of both arguments in their formats, and the output once more: (r, 2 f), (r,), (r, f)."""
+    if gate_up_r2f.is_cuda and gate_up_r2f.dtype != torch.float64:
+        from fivefold.kernels import gated_swiglu_triton
+
+        return gated_swiglu_triton.gated_swiglu_backward(gate_up_r2f.detach(), gates_r.detach(), d_out_rf)
     return reference_backward(gate_up_r2f.detach(), gates_r.detach(), d_out_rf)
 
 

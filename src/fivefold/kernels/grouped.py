@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.kernels.linear import add_product, multiply
@@ -19,12 +20,12 @@ from fivefold.kernels.linear import add_product, multiply
 
 def grouped_multiply(x_ri: Tensor, weight_eoi: Tensor, ends_e: Tensor) -> Tensor:
     """The rows of each expert times its weight^T: (r, o)."""
-    return _by_expert(x_ri.detach(), weight_eoi.detach().mT, ends_e)
+    return _by_expert(x_ri, weight_eoi.detach().contiguous().mT, ends_e)
 
 
 def grouped_multiply_transposed(g_ro: Tensor, weight_eoi: Tensor, ends_e: Tensor) -> Tensor:
     """The rows of each expert times its weight: (r, i), the gradient of `grouped_multiply`'s rows."""
-    return _by_expert(g_ro.detach(), weight_eoi.detach(), ends_e)
+    return _by_expert(g_ro, weight_eoi.detach().contiguous(), ends_e)
 
 
 def grouped_weight_gradient(g_ro: Tensor, x_ri: Tensor, ends_e: Tensor) -> Tensor:
@@ -37,9 +38,15 @@ def add_grouped_weight_gradient(
 ) -> Tensor:
     """total + g^T x of each expert's rows, in place; without a total, a new one.
 
-    The total has the format `dtype`, which may be wider than the factors'.
+    The total has the format `dtype`, which may be wider than the factors'. torch's grouped product is rounded to theirs
+    before it is added.
     """
-    g_ro, x_ri = g_ro.detach(), x_ri.detach()
+    g_ro, x_ri = g_ro.detach().contiguous(), x_ri.detach().contiguous()
+    if _torch_takes(g_ro, x_ri.shape[1]):
+        from fivefold.kernels.grouped_triton import zero_empty_
+
+        product_eoi = zero_empty_(F.grouped_mm(g_ro.T, x_ri, offs=ends_e), ends_e)
+        return product_eoi.to(dtype) if total_eoi is None else total_eoi.add_(product_eoi)
     if total_eoi is None:
         total_eoi = g_ro.new_zeros(len(ends_e), g_ro.shape[1], x_ri.shape[1], dtype=dtype)
     for expert, rows in _rows_of(ends_e):
@@ -49,10 +56,19 @@ def add_grouped_weight_gradient(
 
 def _by_expert(rows_ra: Tensor, matrices_eab: Tensor, ends_e: Tensor) -> Tensor:
     """The rows of each expert times its matrix: (r, b)."""
+    rows_ra = rows_ra.detach().contiguous()
+    if _torch_takes(rows_ra, matrices_eab.shape[2]):
+        return F.grouped_mm(rows_ra, matrices_eab, offs=ends_e)
     out_rb = rows_ra.new_empty(len(rows_ra), matrices_eab.shape[2])
     for expert, rows in _rows_of(ends_e):
         multiply(rows_ra[rows], matrices_eab[expert], out=out_rb[rows])
     return out_rb
+
+
+def _torch_takes(rows_ra: Tensor, b: int) -> bool:
+    """Whether torch has a grouped product of these rows to or with a width of b: of bf16 in units of 16 bytes."""
+    bf16_on_gpu = rows_ra.is_cuda and rows_ra.dtype == torch.bfloat16
+    return bf16_on_gpu and len(rows_ra) > 0 and rows_ra.shape[1] % 8 == 0 and b % 8 == 0
 
 
 def _rows_of(ends_e: Tensor) -> Iterator[tuple[int, slice]]:

@@ -51,6 +51,10 @@ class _Collect(torch.autograd.Function):
 
 def gather_rows(x_nd: Tensor, index_r: Tensor) -> Tensor:
     """The rows x[index], (r, d), or (r,) of numbers (n,). No gradient."""
+    if x_nd.is_cuda:
+        from fivefold.kernels import permute_triton
+
+        return permute_triton.gather_rows(x_nd.detach(), index_r)
     return x_nd.detach().index_select(0, index_r)
 
 
@@ -59,6 +63,10 @@ def sum_rows(rows_rd: Tensor, places_nk: Tensor) -> Tensor:
 
     Added up in the order of k in at least fp32, and rounded once to the format of the rows. A place of -1 adds nothing.
     """
+    if rows_rd.is_cuda and rows_rd.dtype != torch.float64:
+        from fivefold.kernels import permute_triton
+
+        return permute_triton.sum_rows(rows_rd.detach(), places_nk)
     return reference(rows_rd.detach(), places_nk)
 
 
