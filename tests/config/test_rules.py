@@ -174,6 +174,11 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (f"{MLA}--model.position alibi", "model.position = alibi, but a part of each head of model.mla turns"),
     (
+        f"{MLA}--model.mla.value 50",
+        "model.mla.value = 50 is more than a key's width of plain + rotated = 48, to which attention's kernels fill "
+        "values up; use model.mla.value 48 or less",
+    ),
+    (
         f"{MLA}--model.mla.rotated 15",
         "model.mla.rotated = 15, and rotary positions turn pairs; use model.mla.rotated 14 or 16",
     ),

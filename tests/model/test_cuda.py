@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from fivefold.config.run import Model
+from fivefold.config.run import LatentAttention, Model, RopeScaling
 from fivefold.model.init import initialize
 from fivefold.model.transformer import Transformer
 
@@ -28,6 +28,14 @@ BLOOM = LLAMA.model_copy(
 MODELS = {
     "llama": LLAMA,
     "qwen3": LLAMA.model_copy(update={"qk_norm": True, "head_dim": 128}),
+    "latent attention": LLAMA.model_copy(
+        update={
+            "kv_heads": "auto",
+            "head_dim": "auto",
+            "mla": LatentAttention(q_rank=96, kv_rank=64, plain=128, rotated=64, value=128),
+            "rope_scaling": RopeScaling(type="yarn", factor=8.0, original_context=64, mscale=1.0, mscale_all_dim=1.0),
+        }
+    ),
     "bloom": BLOOM,
     "bloom of 6 heads": BLOOM.model_copy(update={"heads": 6, "kv_heads": 6, "hidden": 384}),
 }

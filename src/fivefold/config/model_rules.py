@@ -41,6 +41,16 @@ def _scaling_fault(run: Run) -> str | None:
     return None
 
 
+def _key_width(run: Run) -> int:
+    """Of a head of latent attention; 0 without it."""
+    mla = run.model.mla
+    return 0 if mla is None else mla.plain + mla.rotated
+
+
+def _wide_values(run: Run) -> bool:
+    return run.model.mla is not None and run.model.mla.value > _key_width(run)
+
+
 def _say_length(run: Run) -> str:
     model, seq_len = run.model, run.data.seq_len
     beyond = (
@@ -104,6 +114,16 @@ MODEL: tuple[Rule, ...] = (
         says=lambda run: (
             f"model.mla.rotated = {value_of(run, 'model.mla.rotated')}, and rotary positions turn pairs; use "
             f"model.mla.rotated {choices(multiples_around(value_of(run, 'model.mla.rotated'), 2))}"
+        ),
+    ),
+    Rule(
+        "values of latent attention fit beside keys",
+        about=("model.mla",),
+        broken=_wide_values,
+        says=lambda run: (
+            f"model.mla.value = {value_of(run, 'model.mla.value')} is more than a key's width of plain + rotated = "
+            f"{_key_width(run)}, to which attention's kernels fill values up; use model.mla.value {_key_width(run)} "
+            "or less"
         ),
     ),
     Rule(
