@@ -173,6 +173,11 @@ class UnshardedParameter:
         return self._managed.unsharded_param
 
     @property
+    def sharded(self) -> torch.nn.Parameter:
+        """This rank's piece of it, which the optimizer updates."""
+        return self._managed.sharded_param
+
+    @property
     def gradient(self) -> Tensor | None:
         """What was added up so far, in the format in which it is reduced."""
         return self._managed.unsharded_accumulated_grad
@@ -183,8 +188,9 @@ class UnshardedParameter:
 
 
 def unsharded_parameters(unit: FSDPModule) -> list[UnshardedParameter]:
-    """Those of the unit itself, without the units inside it. They exist once it was gathered for the first time."""
-    return [UnshardedParameter(managed) for group in _parameter_groups(unit) for managed in group.fsdp_params]
+    """Those of the unit itself, without the units inside it; none before it was gathered for the first time."""
+    managed = (each for group in _parameter_groups(unit) for each in group.fsdp_params)
+    return [UnshardedParameter(each) for each in managed if hasattr(each, "_unsharded_param")]
 
 
 def reduce_gradients(unit: FSDPModule) -> None:

@@ -44,7 +44,7 @@ def state(layout: Layout) -> dict[str, Tensor]:
     """This rank's part of all tensors of a run, with values that mean nothing."""
     parameters = sharded_parameters(stages_of(layout), layout.mesh)
     optimizer = optimizer_for(parameters, Optim(), (), layout.mesh.pp)
-    return state_tensors(parameters, optimizer.materialize())
+    return state_tensors(parameters, {}, optimizer.materialize())
 
 
 def value(name: str, tensor: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def open_model(
     pipeline = build_pipeline(run, mesh)
     parameters = sharded_parameters(pipeline.stages, mesh)
     optimizer = optimizer_for(parameters, OPTIM.model_copy(update=optim), offload, mesh.pp)
-    load_initial_weights(parameters, run, lambda *_: None)
+    load_initial_weights(parameters, {}, run, lambda *_: None)
     return pipeline, optimizer
 
 

@@ -16,13 +16,16 @@ from torch import Tensor
 from fivefold.config.run import Batch as BatchSizes
 from fivefold.config.run import (
     Data,
+    Experts,
     LatentAttention,
+    Loss,
     Model,
     Optim,
     Parallel,
     Precision,
     Recompute,
     RopeScaling,
+    Routing,
     Run,
     Source,
 )
@@ -56,6 +59,7 @@ MLA = LLAMA.model_copy(
         "rope_scaling": RopeScaling(type="yarn", factor=8.0, original_context=8, mscale=1.5, mscale_all_dim=0.7),
     }
 )
+WIDE_MLA = {"mla": LatentAttention(q_rank=48, kv_rank=32, plain=12, rotated=8, value=12), "kv_heads": "auto"}
 WIDE = {"layers": 4, "hidden": 96, "heads": 8, "kv_heads": 8, "head_dim": 12, "ffn": 160, "vocab": 16, "context": 512}
 THREE = {"kv_heads": 3, "ffn": 42}
 MODELS = {
@@ -74,12 +78,45 @@ MODELS = {
     ),
     "mla": MLA,
     "mla-4": MLA.model_copy(update={"layers": 4}),
+    "wide-mla": LLAMA.model_copy(update=WIDE | WIDE_MLA),
     "mla-no-q-rank": MLA.model_copy(update={"mla": MLA.mla.model_copy(update={"q_rank": None})}),
     "bloom": BLOOM,
     "bloom-tied": BLOOM.model_copy(update={"tied": True}),
     "bloom-6": BLOOM.model_copy(update={"heads": 6, "kv_heads": 6, "ffn": 42}),
     "bloom-12": BLOOM.model_copy(update={"ffn": 42}),
 }
+EXPERTS = Experts(experts=6, top_k=2, ffn=10)
+EIGHT = {"experts": 8, "top_k": 3}
+
+
+def moe(experts: Experts = EXPERTS, **changes: Any) -> Model:
+    """A small model with these experts, of which the first layer may have none."""
+    return LLAMA.model_copy(update={"layers": 3, "moe": experts, **changes})
+
+
+MODELS |= {
+    "moe": moe(EXPERTS.model_copy(update={"normalize": False, "scale": 1.7})),
+    "moe-top1": moe(EXPERTS.model_copy(update={"top_k": 1, "normalize": False})),
+    "moe-sigmoid": moe(EXPERTS.model_copy(update={"scores": "sigmoid", "scale": 2.5, "shared": 1, "dense_layers": 1})),
+    "moe-groups": moe(EXPERTS.model_copy(update={"groups": 3, "top_groups": 2, "top_k": 3})),
+    "moe-bias": moe(
+        EXPERTS.model_copy(
+            update=EIGHT
+            | {"scores": "sigmoid", "bias": True, "groups": 4, "top_groups": 2, "shared": 2, "dense_layers": 1}
+        ),
+        layers=4,
+    ),
+    "moe-sequence": moe(),
+    "moe-global": moe(),
+    "moe-capacity": moe(),
+    "moe-empty": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 1, "bias": True})),
+}
+LOSSES = {
+    "moe-sequence": Loss(balance_sequence=0.7, router_z=0.05),
+    "moe-global": Loss(balance_global=0.9, router_z=0.05),
+    "moe-bias": Loss(balance_sequence=0.3),
+}
+ROUTING = {"moe-capacity": Routing(capacity_factor=0.9), "moe-bias": Routing(bias_rate=0.05)}
 
 
 @dataclass(frozen=True)
@@ -94,6 +131,7 @@ class Case:
     """Of each stage; none for those that balance it."""
     tp: int = 1
     cp: int = 1
+    ep: int = 1
     method: str = "ring"
     dp: int = 1
     replicate: int = 1
@@ -125,7 +163,7 @@ class Case:
     @property
     def parallel(self) -> Parallel:
         """The run file's section."""
-        degrees = {name: getattr(self, name) for name in ("pp", "chunks", "tp", "cp", "dp", "replicate", "zero")}
+        degrees = {name: getattr(self, name) for name in ("pp", "chunks", "tp", "cp", "ep", "dp", "replicate", "zero")}
         layers = list(self.layers) if self.layers else "auto"
         return Parallel(**degrees, schedule=self.schedule, layers_per_stage=layers, cp_method=self.method)  # type: ignore[arg-type]
 
@@ -142,6 +180,8 @@ class Case:
             precision=Precision(compute="fp64"),
             recompute=Recompute(mode=self.recompute, every=self.every),  # type: ignore[arg-type]
             offload=list(self.offload),  # type: ignore[arg-type]
+            loss=LOSSES.get(self.model, Loss()),
+            routing=ROUTING.get(self.model, Routing()),
         )
 
     def __str__(self) -> str:
@@ -149,7 +189,7 @@ class Case:
         words += [f"pp{self.pp}", self.schedule] if self.pp > 1 else []
         words += [f"chunks{self.chunks}"] if self.chunks > 1 else []
         words += ["layers" + "-".join(map(str, self.layers))] if self.layers else []
-        words += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp") if getattr(self, axis) > 1]
+        words += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp", "ep") if getattr(self, axis) > 1]
         words += [self.method] if self.cp > 1 else []
         words += [f"dp{self.dp}"] if self.dp > 1 else []
         words += [f"replicate{self.replicate}"] if self.replicate > 1 else []

@@ -13,7 +13,7 @@ from fivefold.data.loader import Step
 from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.mesh import Mesh, mesh_of
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_pipeline, load_initial_weights
+from fivefold.train.build import buffers_of, build_pipeline, load_initial_weights
 from fivefold.train.step import StepResult, train_step
 from tests.parity.cases import LR, OPTIM, Case, randomize_vectors, share_of
 from tests.parity.faults import FAULTS
@@ -43,8 +43,9 @@ class Rank:
         run = case.run.model_copy(update=changes)
         self.pipeline = build_pipeline(run, self.mesh)
         self.state = sharded_parameters(self.pipeline.stages, self.mesh)
-        load_initial_weights(self.state, run, lambda kind, fields: None)
-        randomize_vectors({name: each.whole for name, each in self.state.items()})
+        self.buffers = buffers_of(self.pipeline.stages)
+        load_initial_weights(self.state, self.buffers, run, lambda kind, fields: None)
+        randomize_vectors({name: each.whole for name, each in self.state.items()} | self.buffers)
         self.pipeline.renew_copies()
         self.optimizer = optimizer_for(self.state, OPTIM, run.offload, self.mesh.pp)
         self.gradients: Pieces = {}
@@ -71,8 +72,9 @@ class Rank:
         return train_step(self.pipeline, share, self.optimizer, self.mesh, lr=LR, clip=OPTIM.clip)
 
     def parameters(self) -> Pieces:
-        """This rank's pieces."""
-        return {name: piece(each.whole) for name, each in self.state.items()}
+        """This rank's pieces, and what else it keeps."""
+        whole = {name: each.whole for name, each in self.state.items()} | self.buffers
+        return {name: piece(each) for name, each in whole.items()}
 
 
 def run_steps(case: Case) -> Outcome:
@@ -89,7 +91,7 @@ def run_steps(case: Case) -> Outcome:
 
 def mesh_for(parallel: Parallel) -> Mesh:
     """The mesh of a layout, kept until another one is asked for: groups of ranks are threads and sockets."""
-    key = (parallel.pp, parallel.tp, parallel.cp, parallel.replicate, parallel.zero == 0)
+    key = (parallel.pp, parallel.tp, parallel.cp, parallel.ep, parallel.replicate, parallel.zero == 0)
     if key not in kept:
         if kept:
             rejoin()

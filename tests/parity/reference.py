@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from fivefold.model.family import family
-from fivefold.model.part import WHOLE
-from tests.parity.cases import GLOBAL_SIZE, LR, MODELS, OPTIM, STEPS, batch, randomize_vectors
+from fivefold.model.ledger import Ledger
+from fivefold.model.moe import MoE
+from fivefold.model.objective import Objective
+from fivefold.model.part import Part
+from tests.parity.cases import GLOBAL_SIZE, LR, MODELS, OPTIM, STEPS, Case, randomize_vectors, share_of
 
 
 @dataclass(frozen=True)
@@ -22,26 +25,28 @@ class Reference:
     gradients: dict[str, Tensor]
     """Of the first step."""
     parameters: dict[str, Tensor]
-    """After the last one."""
+    """After the last one, and what else the model keeps."""
 
 
 @functools.cache
 def reference(model_name: str, packed: bool, rows: int = GLOBAL_SIZE, steps: int = STEPS) -> Reference:
     """Steps of a model on batches of `rows` sequences."""
-    spec = MODELS[model_name]
+    spec, case = MODELS[model_name], Case(model_name, micro=rows, packed=packed, rows=rows)
     chosen = family(spec)
-    model = chosen.build(spec, WHOLE).double()
-    parameters = dict(model.named_parameters())
-    chosen.initialize(parameters, spec, 0)
-    randomize_vectors(parameters)
+    model = chosen.build(spec, Part(objective=Objective.of(case.run))).double()
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    chosen.initialize(parameters | buffers, spec, 0)
+    randomize_vectors(parameters | buffers)
     decayed = [p for p in parameters.values() if p.ndim >= 2]
     plain = [p for p in parameters.values() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": OPTIM.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIM.betas, eps=OPTIM.eps, foreach=False)
     losses, norms, gradients = [], [], {}
     for step in range(steps):
-        whole = batch(step, packed, spec.vocab, rows)
-        loss = model(whole.tokens_bs, whole.labels_bs, whole.documents_bs, packed) / (whole.labels_bs >= 0).sum()
+        share = share_of(case, step, dp_rank=0)
+        ledger = Ledger(spec, share.labels, share.mtp_labels, torch.device("cpu"))
+        (whole,) = share.microbatches
+        loss = model(whole.tokens, whole.labels, whole.documents, packed, ledger=ledger) / share.labels
         loss.backward()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in parameters.items()}
@@ -51,4 +56,9 @@ def reference(model_name: str, packed: bool, rows: int = GLOBAL_SIZE, steps: int
             p.grad *= min(1.0, OPTIM.clip / norms[-1])
         optimizer.step()
         optimizer.zero_grad()
-    return Reference(losses, norms, gradients, {name: p.detach().clone() for name, p in parameters.items()})
+        counts = ledger.counts_of(ledger.totals(ledger.vector()))
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.router.update(counts[module.number], applied=torch.tensor(True))
+    after = {name: tensor.detach().clone() for name, tensor in (parameters | buffers).items()}
+    return Reference(losses, norms, gradients, after)

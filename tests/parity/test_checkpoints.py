@@ -59,7 +59,7 @@ def save(case, folder, seed):
     for number in range(2):
         rank.step(number)
     checkpointer = Checkpointer(folder / "checkpoints", keep=1, on_event=lambda *_: None)
-    checkpointer.save(2, state_tensors(rank.state, rank.optimizer.state()), {"step": 2})
+    checkpointer.save(2, state_tensors(rank.state, rank.buffers, rank.optimizer.state()), {"step": 2})
     checkpointer.close()
 
 
@@ -68,7 +68,7 @@ def load_each(case, folders):
     mesh = mesh_for(case.parallel)
     stages = build_pipeline(case.run, mesh).stages
     optimizer = optimizer_for(sharded_parameters(stages, mesh), OPTIM, case.offload, mesh.pp)
-    tensors = state_tensors(optimizer.parameters, optimizer.materialize())
+    tensors = state_tensors(optimizer.parameters, {}, optimizer.materialize())
     loaded = []
     for folder in folders:
         for tensor in tensors.values():
@@ -118,10 +118,10 @@ def go_on(case, folder, step):
     rank = Rank(case, seed=step)
     checkpointer = Checkpointer(folder / "checkpoints", keep=1, on_event=lambda *_: None)
     if step:
-        checkpointer.load(checkpointer.latest(), state_tensors(rank.state, rank.optimizer.materialize()))
+        checkpointer.load(checkpointer.latest(), state_tensors(rank.state, rank.buffers, rank.optimizer.materialize()))
         rank.pipeline.renew_copies()
     result = rank.step(step)
-    checkpointer.save(step + 1, state_tensors(rank.state, rank.optimizer.state()), {"step": step + 1})
+    checkpointer.save(step + 1, state_tensors(rank.state, rank.buffers, rank.optimizer.state()), {"step": step + 1})
     checkpointer.close()
     return result.loss.item(), result.norm.item()
 

@@ -4,6 +4,7 @@ whose gradients are partial sums, deferred ones too."""
 import pytest
 
 from tests.parity.cases import Case
+from tests.parity.test_activations import kept
 
 METHODS = ("ring", "gather", "ulysses")
 LAYOUTS = [
@@ -27,3 +28,16 @@ LAYOUTS = [
 @pytest.mark.parametrize("case", LAYOUTS, ids=str)
 def test_a_layout_of_latent_attention_equals_one_process(harness, case):
     assert harness.difference(case) is None
+
+
+@pytest.fixture(scope="module")
+def alone(ranks):
+    """Bytes that one process keeps for backward."""
+    return ranks.run(1, kept, Case("wide-mla"))[0]
+
+
+@pytest.mark.parametrize("split", [{"tp": 2}, {"tp": 4}, {"cp": 2, "method": "ring"}, {"tp": 2, "cp": 2}], ids=str)
+def test_what_is_kept_falls_by_the_number_of_ranks(ranks, alone, split):
+    case = Case("wide-mla", **split)
+    for found in ranks.run(case.world, kept, case):
+        assert found == pytest.approx(alone / case.world, rel=0.02)

@@ -31,6 +31,7 @@ from fivefold.model.family import family
 from fivefold.model.part import WHOLE
 from fivefold.parallel.links import Links
 from fivefold.pipeline.check import faults
+from fivefold.model.ledger import Ledger
 from fivefold.pipeline.execute import Pipeline
 from fivefold.pipeline.flow import gives, needs
 from fivefold.pipeline.named import SCHEDULES, make_schedule
@@ -76,6 +77,10 @@ def labels_of(count: int) -> int:
     return sum(int((each.labels >= 0).sum()) for each in microbatches(count))
 
 
+def ledger_of(count: int) -> Ledger:
+    return Ledger(MODELS["narrow"], labels_of(count), (), torch.device("cpu"))
+
+
 def pipeline_of(schedule: Schedule) -> tuple[Rank, Pipeline]:
     """This rank of a model that is cut as the schedule wants it, kept for the group's life, and what runs it."""
     if schedule.placement not in kept:
@@ -88,14 +93,14 @@ def pipeline_of(schedule: Schedule) -> tuple[Rank, Pipeline]:
     rank = kept[schedule.placement]
     built = rank.pipeline
     assert built.schedule.placement == schedule.placement
-    return rank, Pipeline(built.stages, built.accumulations, schedule, built.links, built.boundary)
+    return rank, Pipeline(built.model, built.stages, built.accumulations, schedule, built.links, built.boundary)
 
 
 def run(schedule: Schedule) -> tuple[list[str], float, Pieces]:
     """The actions of this rank in the order in which they ran, its share of the loss, and its gradients."""
     rank, pipeline = pipeline_of(schedule)
     with pipeline.clock.recording() as spans:
-        loss = pipeline.train(microbatches(schedule.microbatches), labels_of(schedule.microbatches))
+        loss = pipeline.train(microbatches(schedule.microbatches), ledger_of(schedule.microbatches))
     assert [start for _, start, _ in spans] == sorted(start for _, start, _ in spans)
     named = zip(rank.state.items(), rank.optimizer.gradients(), strict=True)
     gradients = {name: piece(each.whole, gradient) for (name, each), gradient in named}

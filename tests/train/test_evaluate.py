@@ -35,7 +35,7 @@ def test_it_is_the_mean_over_documents_that_do_not_see_each_other(tmp_path):
     )
     with connect(Parallel()) as mesh:
         pipeline = build_pipeline(run, mesh)
-        load_initial_weights(sharded_parameters(pipeline.stages, mesh), run, lambda *_: None)
+        load_initial_weights(sharded_parameters(pipeline.stages, mesh), {}, run, lambda *_: None)
         batches = validation_batches(TokenSet.open(tmp_path / "held"), 24, 1000, 2, 0, 1, document_mask=True)
         found = validation_loss(pipeline, batches, mesh)
         model = pipeline.stages[0]

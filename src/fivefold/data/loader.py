@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class Step:
     microbatches: list[Microbatch]
     labels: int
     """Labels of the whole global batch, over all ranks: the loss is divided by this."""
+    mtp_labels: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of each depth of multi-token prediction, likewise."""
     first_sample: int
     """Number of the step's first sample in the global order."""
     size: int

@@ -57,6 +57,7 @@ def linear_cross_entropy(
     chunk_tokens: int | None = None,
     share: VocabularyShare | None = None,
     deferral: Deferral | None = None,
+    factor: float = 1.0,
 ) -> Tensor:
     """SUM of -log softmax(hidden @ weight^T)[label] over all labels that are not IGNORE, in at least fp32.
 
@@ -64,13 +65,13 @@ def linear_cross_entropy(
     weight's is summed over chunks in at least fp32. chunk_tokens is CHUNK_TOKENS of the device if None.
     With a share of the vocabulary: hidden (t, d), weight this rank's rows, labels (T,), and the sum over the ranks of
     the results is the loss.
-    With a deferral the weight's gradient goes there in forward, times the deferral's `loss_scale`, which the incoming
-    gradient must be: no gradient of the weight's size is made for each microbatch.
+    With a deferral the weight's gradient goes there in forward, times `factor` and the deferral's `loss_scale`, which
+    the incoming gradient must be: no gradient of the weight's size is made for each microbatch.
     """
     chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
     hidden_td, labels_T = hidden.flatten(0, -2), labels.flatten()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        return _LinearCrossEntropy.apply(hidden_td, weight, labels_T, chunk_tokens, share, deferral)
+        return _LinearCrossEntropy.apply(hidden_td, weight, labels_T, chunk_tokens, share, deferral, factor)
     padded_vd = _padded(weight, product_dtype(hidden))
     loss = hidden.new_zeros((), dtype=_wide(hidden))
     hidden_Td = hidden_td if share is None else share.gather(hidden_td)
@@ -95,6 +96,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         share: VocabularyShare | None,
         deferral: Deferral | None,
+        factor: float,
     ) -> Tensor:
         want_hidden, want_weight = ctx.needs_input_grad[:2]
         padded_vd = _padded(weight, product_dtype(hidden_td))
@@ -113,7 +115,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 d_hidden_Td[rows] = (d_logits_tv @ padded_vd) * labelled_t1
             if want_weight and deferral is not None:
                 d_known_tv = d_logits_tv[:, : len(weight)]
-                deferral.sums.add_product(weight, d_known_tv.T, h_td * labelled_t1, deferral.loss_scale)
+                deferral.sums.add_product(weight, d_known_tv.T, h_td * labelled_t1, factor * deferral.loss_scale)
             if d_weight_vd is not None:
                 add_product(d_weight_vd, d_logits_tv.T, h_td * labelled_t1, d_weight_vd.dtype)
         if share is not None and d_hidden_Td is not None:
@@ -131,7 +133,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("backward ran twice through linear_cross_entropy, which keeps its gradients for one run")
         d_weight_vd, ctx.d_weight, ctx.spent = ctx.d_weight, None, True
         hidden = None if d_hidden_td is None else d_hidden_td * scale
-        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None, None, None
+        return hidden, None if d_weight_vd is None else d_weight_vd * scale, None, None, None, None, None
 
 
 def _loss_and_gradient(logits_tv: Tensor, labels_t: Tensor, share: VocabularyShare | None) -> tuple[Tensor, Tensor]:

@@ -30,11 +30,12 @@ def latent_heads(
     cos, sin = (table.unsqueeze(-2) for table in tables)
     turning = k_bsr.shape[-1]
     plain = q_bshe.shape[-1] - turning
-    q_plain, q_turning = q_bshe.split([plain, turning], dim=-1)
+    wide = q_bshe.to(torch.promote_types(q_bshe.dtype, cos.dtype))
+    q_plain, q_turning = wide.split([plain, turning], dim=-1)
     k_plain, values = kv_bshi.split([plain, kv_bshi.shape[-1] - plain], dim=-1)
     k_turned = turn(k_bsr.unsqueeze(2), cos, sin).expand(-1, -1, k_plain.shape[2], -1)
     return (
-        torch.cat([q_plain * factor, turn(q_turning, cos * factor, sin * factor)], dim=-1),
+        (torch.cat([q_plain, turn(q_turning, cos, sin)], dim=-1) * factor).to(q_bshe.dtype),
         torch.cat([k_plain, k_turned], dim=-1),
         F.pad(values, (0, value_width - values.shape[-1])),
     )

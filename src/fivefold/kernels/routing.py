@@ -102,7 +102,9 @@ def within_capacity(experts_bSk: Tensor, experts: int, capacity: int) -> Tensor:
 
     In each sequence an expert takes its first `capacity` choices, in the order of the tokens.
     """
-    flat_br = experts_bSk.flatten(1)
-    chosen_bre = torch.nn.functional.one_hot(flat_br, experts).to(torch.int32)
-    before_br = (chosen_bre.cumsum(1) - chosen_bre).gather(-1, flat_br[..., None]).squeeze(-1)
-    return (before_br < capacity).view_as(experts_bSk)
+    row_b = torch.arange(len(experts_bSk), device=experts_bSk.device)
+    places = (experts_bSk + experts * row_b[:, None, None]).flatten()
+    sorted_places, order = places.sort(stable=True)
+    first = torch.searchsorted(sorted_places, sorted_places)
+    before = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
+    return (before < capacity).view_as(experts_bSk)

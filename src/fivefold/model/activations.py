@@ -62,7 +62,7 @@ class Policy:
         self._storage = storage
         self._first = first
 
-    def run(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    def run(self, forward: Callable[..., R], *args: Any) -> R:
         """forward(*args), a block's: the residual stream, which has the gradient, and what all blocks share."""
         if self._storage is None or not torch.is_grad_enabled():
             return forward(*args)
@@ -90,7 +90,7 @@ KEEP = Policy(None, first=True)
 class Full(Policy):
     """Keeps the block's input and computes the block again in backward."""
 
-    def run(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    def run(self, forward: Callable[..., R], *args: Any) -> R:
         """As `Policy.run`."""
         if not torch.is_grad_enabled():
             return forward(*args)
@@ -105,7 +105,7 @@ class Selective(Policy):
         self._scope: Scope | None = None
         self._checked = False
 
-    def run(self, forward: Callable[..., Tensor], *args: Any) -> Tensor:
+    def run(self, forward: Callable[..., R], *args: Any) -> R:
         """As `Policy.run`."""
         if not torch.is_grad_enabled():
             return forward(*args)

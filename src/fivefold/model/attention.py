@@ -21,6 +21,7 @@ from fivefold.kernels.rotary import rotate, rotation
 from fivefold.model import rope
 from fivefold.model.activations import KEEP, Policy
 from fivefold.model.layers import RMSNorm
+from fivefold.model.ledger import Ledger, Routed
 from fivefold.model.part import WHOLE, Part
 from fivefold.parallel.context import ContextPlan, attend_across, plan_attention
 from fivefold.parallel.tensor import ColumnLinear, RowLinear, piece
@@ -32,7 +33,13 @@ class Context:
     def __init__(self, rows: tuple[int, int], mask: Mask | ContextPlan, turn: tuple[Tensor, Tensor] | None) -> None:
         self.rows = rows  # (b, s): the tokens T as rows
         self.mask = mask
+        self.ledger: Ledger | None = None  # in training, what takes the layers' reports
         self.turn = turn  # tables of `rotate` for each position, (s, e) or (b, s, e); None without rotary embedding
+
+    def report(self, layer: int, routed: Routed) -> None:
+        """A layer with experts says what became of a microbatch."""
+        if self.ledger is not None:
+            self.ledger.routed(layer, routed)
 
     def attend(self, q_bshe: Tensor, k_bsge: Tensor, v_bsge: Tensor) -> Tensor:
         """Attention of this rank's positions over all -> (b, s, h, e); with cp a collective call, backward too."""

@@ -20,20 +20,22 @@ from fivefold.config.run import Model
 
 BLOCK = 2**20
 """Elements computed at a time: 8 MiB for each of about five temporaries."""
-RESIDUAL = ("attention.output.weight", "ffn.down.weight")
+RESIDUAL = ("attention.output.weight", "ffn.down.weight", "ffn.shared.down.weight", "ffn.experts.down")
 """Projections back to the residual stream; their number grows with depth, so their size falls (Radford et al. 2019)."""
 
 
 @torch.no_grad()
 def initialize(parameters: Mapping[str, Tensor], config: Model, seed: int) -> None:
-    """Fill every parameter, by its name, in place; of a DTensor, this rank's shard.
+    """Fill every parameter, and what else is kept, by its name, in place; of a DTensor, this rank's shard.
 
     Matrices get normal(0, init_std), those that end in one of RESIDUAL init_std / sqrt(2 layers); norm weights 1;
-    biases 0.
+    biases 0; the load that routers remember is even.
     """
     for name, parameter in parameters.items():
         if name.endswith("bias"):
             _local(parameter).zero_()
+        elif name.endswith("router.load"):
+            parameter.fill_(1 / len(parameter))
         elif parameter.ndim == 1:
             _local(parameter).fill_(1.0)
         else:

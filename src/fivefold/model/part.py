@@ -1,7 +1,7 @@
 """The part of a model that one rank builds, and the ranks that it computes with.
 
 It is what a model's modules know of the layout: the layers of their pipeline stage, the ranks that share each layer's
-weights (tp), those that share each sequence (cp), and what is kept for backward. Data parallelism is applied from
+weights (tp), those that share each sequence (cp), those that share out its experts (ep), and what is kept for backward. Data parallelism is applied from
 outside and is not in it.
 """
 
@@ -13,6 +13,7 @@ from typing import Literal
 
 from fivefold.config.run import Model, Recompute
 from fivefold.kernels.linear import Deferral
+from fivefold.model.objective import Objective
 from fivefold.parallel.axis import ALONE, Axis
 
 
@@ -32,13 +33,18 @@ class Part:
     recompute: Recompute = field(default_factory=Recompute)
     offload_activations: Collection[int] = ()
     """Numbers of this stage's layers whose activations wait in CPU memory."""
+    ep: Axis = ALONE
     deferral: Deferral | None = None
     """Takes the gradients of the stage's large weights; None if autograd hands them out as any others."""
+    expert_deferral: Deferral | None = None
+    """Takes those of the experts."""
+    objective: Objective = field(default_factory=Objective)
 
     @property
     def plain(self) -> bool:
         """Whether nothing is split, computed again or moved away, so that a family need not heed its part."""
-        whole = self.layers is None and self.first and self.last and self.tp.size == self.cp.size == 1
+        whole = self.layers is None and self.first and self.last
+        whole &= self.tp.size == self.cp.size == self.ep.size == 1
         return whole and self.recompute.mode == "none" and not self.offload_activations
 
     def layers_of(self, model: Model) -> range:

@@ -74,6 +74,16 @@ class Axis:
         receives = dist.P2POp(dist.irecv, out, group=self.group, group_peer=before)
         return Pending(out, dist.batch_isend_irecv([sends, receives]), x)
 
+    def start_all_to_all(self, x: Tensor, send: Sequence[int], receive: Sequence[int]) -> Pending:
+        """The first send[0] rows of `x` go to rank 0, the next send[1] to rank 1, and so on; what comes from each rank,
+        receive[0] rows first, is joined in the order of the ranks. Any number may be 0."""
+        if self.size == 1:
+            return Pending(x, (), x)
+        x = x.contiguous()
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        work = dist.all_to_all_single(out, x, list(receive), list(send), group=self.group, async_op=True)
+        return Pending(out, [work], x)
+
     def gather(self, x: Tensor) -> Tensor:
         """As `start_gather`, waited for."""
         return self.start_gather(x).wait()

@@ -45,6 +45,19 @@ def positions(seq_len: int, axis: Axis, method: Method) -> Tensor:
     return _positions_of(axis.rank, seq_len, axis.size, method, torch.device("cpu"))
 
 
+def whole_rows(x_bs: Tensor, axis: Axis, method: Method) -> tuple[Tensor, Tensor]:
+    """From what each rank holds of the sequences, (b, s, ...), all of them, (b, S, ...), and this rank's positions (s,).
+
+    A collective call without a gradient.
+    """
+    length = x_bs.shape[1] * axis.size
+    held = [_positions_of(rank, length, axis.size, method, x_bs.device) for rank in range(axis.size)]
+    x_bS = x_bs.new_empty((len(x_bs), length, *x_bs.shape[2:]))
+    for positions_s, theirs_bs in zip(held, axis.gather(x_bs).chunk(axis.size), strict=True):
+        x_bS[:, positions_s] = theirs_bs
+    return x_bS, held[axis.rank]
+
+
 def plan_attention(
     axis: Axis,
     method: Method,

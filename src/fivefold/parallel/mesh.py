@@ -3,7 +3,9 @@
 A `Mesh` is made once, by `connect`, and passed to whoever needs a group: there is no global state of ours. What each
 rank is stands in `grid.py`. Parameters live on the device mesh `dense` with the axes (tp, replicate, shard), over the
 ranks with the same stages of pp: tp cuts a parameter first and shard cuts what is left, so that a shard is a contiguous
-piece. The ranks of cp hold the same weights, so they are shards too.
+piece. The ranks of cp hold the same weights, so they are shards too. Experts live on another mesh over the same ranks,
+`experts`, with the axes (ep, replicate, shard): ep shares them out, innermost ranks first, and each has all the others
+as replicas.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +49,7 @@ class Mesh:
     device: torch.device
     grid: Grid
     dense: DeviceMesh  # (tp, replicate, shard); the ranks of cp are among shard, or with ZeRO 0 among replicate
+    parallel: Parallel
     tp: Axis
     cp: Axis
     pp: Links
@@ -60,10 +64,23 @@ class Mesh:
         """Which of the `dp` shares of a batch this rank works on."""
         return self.grid.dp_rank(self.rank)
 
-    @property
-    def replicas(self) -> int:
-        """Ranks that hold the same shard of a parameter that tp cuts."""
-        return self.dense["replicate"].size()
+    @cached_property
+    def experts(self) -> DeviceMesh:
+        """(ep, replicate, shard) of this rank's stages; all replicas are shard, or with ZeRO 0 replicate.
+
+        Made at the first call, which is a collective one: a dense model has none.
+        """
+        stage = self.world // self.grid.pp
+        copies, ep = stage // self.parallel.ep, self.parallel.ep
+        over = (copies, 1) if self.parallel.zero == 0 else (1, copies)
+        ranks = torch.arange(self.world).view(self.grid.pp, *over, ep)
+        return _device_mesh(ranks.permute(0, 3, 1, 2), "ep", self.dense.device_type)
+
+    @cached_property
+    def ep(self) -> Axis:
+        """The ranks that share out the experts; as `experts`."""
+        ep = self.parallel.ep
+        return Axis(ep, self.rank % ep, self.experts["ep"].get_group()) if ep > 1 else ALONE
 
     @property
     def counts(self) -> bool:
@@ -139,15 +156,20 @@ def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
     grid = Grid.of(parallel, world)
     together = grid.dp * grid.cp  # ranks that compute with the same weights
     replicate = together if parallel.zero == 0 else grid.replicate
-    ranks = torch.arange(world).view(grid.pp, replicate, together // replicate, grid.tp).permute(0, 3, 1, 2)
-    axes = ("pp", "tp", "replicate", "shard")
-    ordered = ranks.flatten().view(ranks.shape)  # strides of one element too, by which torch 2.11 knows the axes' order
-    dense = DeviceMesh(device.type, ordered, mesh_dim_names=axes)[axes[1:]]
+    ranks = torch.arange(world).view(grid.pp, replicate, together // replicate, grid.tp)
+    dense = _device_mesh(ranks.permute(0, 3, 1, 2), "tp", device.type)
     role = grid.role(rank)
     tp = Axis(grid.tp, role.tp, dense["tp"].get_group()) if grid.tp > 1 else ALONE
     cp = Axis(grid.cp, role.cp, _group(grid, "cp")) if grid.cp > 1 else ALONE
     pp = Links(role.pp, grid.pp, _link(grid, device), _link(grid, device)) if grid.pp > 1 else NO_LINKS
-    return Mesh(rank, world, device, grid, dense, tp, cp, pp)
+    return Mesh(rank, world, device, grid, dense, parallel, tp, cp, pp)
+
+
+def _device_mesh(ranks: Tensor, cut: str, device: str) -> DeviceMesh:
+    """Of `ranks` (pp, cut, replicate, shard), this rank's part in one stage of pp."""
+    axes = ("pp", cut, "replicate", "shard")
+    ordered = ranks.flatten().view(ranks.shape)  # strides of one element too, by which torch 2.11 knows the axes' order
+    return DeviceMesh(device, ordered, mesh_dim_names=axes)[axes[1:]]
 
 
 def _group(grid: Grid, axis: str, **options: Any) -> dist.ProcessGroup:

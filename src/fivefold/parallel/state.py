@@ -1,8 +1,8 @@
 """What each parameter of a spread model is as a whole: its global shape, and which piece of it this rank holds.
 
 The modules hold what tp left of each parameter, FSDP cuts that over the data-parallel ranks, and neither knows of the
-other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard) of this rank's stages,
-over the same memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
+other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard) of this rank's stages, or for
+experts (ep, replicate, shard), over the same memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ TIED_COPY = "tied_copy"
 """Attribute of a module whose `weight` is a copy of another stage's parameter: the name of that parameter."""
 
 
+EXPERTS = "spread_over_ep"
+"""Attribute of a module whose parameters are experts, which ep cuts and not tp."""
+
+
 class Cut(NamedTuple):
-    """How tp cuts a parameter. A module names its cuts in the attribute `cuts`, by the parameter's name in it."""
+    """How tp (or ep) cuts a parameter. A module names its cuts in the attribute `cuts`, by the parameter's name."""
 
     dimension: int
     size: int
@@ -76,7 +80,7 @@ def sharded_parameters(stages: Mapping[int, nn.Module], mesh: Mesh) -> dict[str,
     `shard_data_parallel` has wrapped each stage. A copy of a tied weight is no parameter of its own: see `tied.py`.
     """
     return {
-        f"{prefix}.{name}" if prefix else name: _sharded(parameter, stage, getattr(module, "cuts", {}).get(name), mesh)
+        f"{prefix}.{name}" if prefix else name: _sharded(parameter, stage, module, name, mesh)
         for stage in sorted(stages)
         for prefix, module in stages[stage].named_modules()
         if not hasattr(module, TIED_COPY)
@@ -98,19 +102,21 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _sharded(parameter: nn.Parameter, stage: int, cut: Cut | None, mesh: Mesh) -> ShardedParameter:
+def _sharded(parameter: nn.Parameter, stage: int, module: nn.Module, name: str, mesh: Mesh) -> ShardedParameter:
     assert isinstance(parameter, DTensor), "FSDP has wrapped the model"
+    cut: Cut | None = getattr(module, "cuts", {}).get(name)
+    axes = mesh.experts if hasattr(module, EXPERTS) else mesh.dense
     over_data = parameter.placements if parameter.device_mesh.ndim == 2 else (Replicate(), *parameter.placements)
-    over_tp = Replicate() if cut is None else Shard(cut.dimension)
+    over_first = Replicate() if cut is None else Shard(cut.dimension)
     shape = list(parameter.shape)
     if cut is not None:
         shape[cut.dimension] = cut.size
     return ShardedParameter(
         parameter,
-        mesh.dense,
-        (over_tp, *over_data),
+        axes,
+        (over_first, *over_data),
         torch.Size(shape),
-        copies=mesh.replicas * (mesh.tp.size if cut is None else 1),
+        copies=axes["replicate"].size() * (mesh.tp.size if cut is None else 1),
         partial=cut is None and mesh.tp.size > 1,
         stage=stage,
     )

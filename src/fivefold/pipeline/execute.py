@@ -25,8 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from fivefold.config.run import Model
 from fivefold.errors import RunError
-from fivefold.kernels.linear import WeightGradient
+from fivefold.kernels.linear import WaitingGradient
+from fivefold.model.ledger import Ledger
+from fivefold.model.moe import MoE
 from fivefold.parallel.axis import Pending
 from fivefold.parallel.links import Links, Sent
 from fivefold.parallel.tied import TiedEmbedding
@@ -97,6 +100,7 @@ class Pipeline:
 
     def __init__(
         self,
+        model: Model,
         stages: Mapping[int, nn.Module],
         accumulations: Mapping[int, Accumulation],
         schedule: Schedule,
@@ -104,12 +108,24 @@ class Pipeline:
         boundary: Boundary,
         tied: TiedEmbedding | None = None,
     ) -> None:
-        self.stages, self.accumulations = stages, accumulations
+        self.model, self.stages, self.accumulations = model, stages, accumulations
         self.schedule, self.links, self.boundary = schedule, links, boundary
         self.tied = tied
+        self.routers = {
+            module.number: module.router
+            for stage in stages.values()
+            for module in stage.modules()
+            if isinstance(module, MoE)
+        }
+        """By the number of their layer; their state changes once a step."""
         self._evaluated: dict[int, RankSchedule] = {}
         self._known: set[tuple[bool, torch.Size, bool]] = set()
         self.clock = Clock(boundary.device, self.describe)
+
+    @property
+    def reports(self) -> bool:
+        """Whether the model has something to report beside the loss, to the ledger that its forward then takes."""
+        return self.model.moe is not None or self.model.mtp > 0
 
     @property
     def has_loss(self) -> bool:
@@ -129,14 +145,15 @@ class Pipeline:
         last = {action.stage: action for action in self.schedule.actions[self.links.rank] if action.kind in "BW"}
         return frozenset(last.values())
 
-    def train(self, microbatches: Sequence[Inputs], labels: int) -> Tensor:
-        """Compute the gradients of the mean loss over all `labels`; this rank's share of the loss, a scalar in fp64.
+    def train(self, microbatches: Sequence[Inputs], ledger: Ledger) -> Tensor:
+        """Compute the gradients of the mean loss over all labels; this rank's share of the loss, a scalar in fp64.
 
-        Raises RunError if another rank does not deliver.
+        The ledger knows how many labels there are, and takes what the stages have to report. Raises RunError if another
+        rank does not deliver.
         """
         for accumulation in self.accumulations.values():
-            accumulation.deferral.loss_scale = 1 / max(1, labels)
-        loss = _Passage(self, self._own, microbatches, max(1, labels)).run()
+            accumulation.deferral.loss_scale = 1 / ledger.divisor
+        loss = _Passage(self, self._own, microbatches, ledger).run()
         if self.tied is not None:
             self.tied.add_gradients()
         return loss
@@ -156,7 +173,7 @@ class Pipeline:
             model.eval()
         total = torch.zeros((), dtype=torch.float64, device=self.boundary.device)
         for some in _groups(microbatches, 2 * self.links.size):
-            total += _Passage(self, self._forward_only(len(some)), some, 1).run()
+            total += _Passage(self, self._forward_only(len(some)), some, None).run()
         for model in self.stages.values():
             release_gathered(model)
             model.train()
@@ -216,8 +233,11 @@ class Pipeline:
 class _Passage:
     """One run through a schedule."""
 
-    def __init__(self, pipeline: Pipeline, part: RankSchedule, microbatches: Sequence[Inputs], divisor: int) -> None:
-        self.pipeline, self.part, self.divisor = pipeline, part, divisor
+    def __init__(
+        self, pipeline: Pipeline, part: RankSchedule, microbatches: Sequence[Inputs], ledger: Ledger | None
+    ) -> None:
+        """`ledger` is that of a step in training; None to sum up the losses, forward only."""
+        self.pipeline, self.part, self.ledger = pipeline, part, ledger
         self.schedule = part.schedule
         self.rank, self.clock = pipeline.links.rank, pipeline.clock
         device = pipeline.boundary.device
@@ -233,11 +253,11 @@ class _Passage:
         self.kept: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
         """Of each stage and microbatch between F and I: its input, and where its backward begins. Its output is not
         kept: no gradient needs it, unless autograd says so."""
-        self.waiting: dict[tuple[int, int], list[WeightGradient]] = {}
+        self.waiting: dict[tuple[int, int], list[WaitingGradient]] = {}
         """Of each stage and microbatch between I and W."""
 
     def run(self) -> Tensor:
-        """All actions of this rank in order; the sum of its losses over the divisor."""
+        """All actions of this rank in order; the sum of its losses, in training over the step's labels."""
         compute = {"F": self._forward, "B": self._backward, "I": self._input_gradient, "W": self._weight_gradient}
         for action, messages in zip(self.part.actions, self.part.receives, strict=True):
             for message in messages:
@@ -267,11 +287,13 @@ class _Passage:
             x_td.requires_grad_()
         inputs = self.microbatches[number]
         arguments: dict[str, Any] = {} if x_td is None else {"x_td": x_td}
+        if self.pipeline.reports:
+            arguments["ledger"] = self.ledger
         with self.clock.during(action):
             model = self.pipeline.stages[stage]
             out = model(inputs.tokens, inputs.labels, inputs.documents, inputs.packed, **arguments)
             if stage == self.schedule.stages - 1:
-                out = out / self.divisor
+                out = out if self.ledger is None else out / self.ledger.divisor
                 self.loss += out.detach()
             if torch.is_grad_enabled():
                 self.kept[stage, number] = x_td, get_gradient_edge(out)

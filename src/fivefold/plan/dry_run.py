@@ -176,7 +176,8 @@ def build_rank(run: Run, grid: Grid, placement: Sequence[int], notes: tuple[str,
     """
     with pretended_rank(rank, grid.world):
         mesh = mesh_of(run.parallel, CPU)
-        stages = build_stages(_in_no_memory(run), replace(mesh, device=META), placement)
+        built = build_stages(_in_no_memory(run), replace(mesh, device=META), placement, pipelined=len(placement) > 1)
+        stages = {stage: model for stage, (model, _) in built.items()}
         with without_memory():
             for model in stages.values():
                 model.to_empty(device=CPU)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.kernels.linear import Deferral
 from fivefold.model.family import family
 from fivefold.model.hf_import import OnEvent, load_huggingface
+from fivefold.model.objective import Objective
 from fivefold.model.part import Part
+from fivefold.parallel.axis import ALONE
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
 from fivefold.parallel.tied import tied_embedding
-from fivefold.parallel.zero import DTYPES, Accumulation, master_dtype, shard_data_parallel
+from fivefold.parallel.zero import (
+    DTYPES,
+    Accumulation,
+    master_dtype,
+    replicas,
+    shard_data_parallel,
+    sums_in_place,
+)
 from fivefold.pipeline.execute import Boundary, Pipeline
 from fivefold.pipeline.heavy import offloaded_layers
 from fivefold.pipeline.of_run import schedule_of_run
@@ -32,30 +42,36 @@ def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
     """
     schedule = schedule_of_run(run)
     pipelined = schedule.stages > 1 or schedule.splits
-    deferrals = {stage: Deferral() for stage in range(schedule.stages)} if pipelined else {}
-    stages = build_stages(run, mesh, schedule.placement, deferrals)
+    stages = build_stages(run, mesh, schedule.placement, pipelined)
     accumulations = {
-        stage: Accumulation(model, deferrals.get(stage), run.parallel.zero, pipelined, run.precision)
-        for stage, model in stages.items()
+        stage: Accumulation(model, deferral, run.parallel.zero, pipelined, run.precision)
+        for stage, (model, deferral) in stages.items()
     }
+    models = {stage: model for stage, (model, _) in stages.items()}
     boundary = Boundary(run.model.hidden, mesh.tp.size * mesh.cp.size, DTYPES[run.precision.compute], mesh.device)
-    tied = tied_embedding(stages, schedule.placement, mesh)
-    return Pipeline(stages, accumulations, schedule, mesh.pp, boundary, tied)
+    tied = tied_embedding(models, schedule.placement, mesh)
+    return Pipeline(run.model, models, accumulations, schedule, mesh.pp, boundary, tied)
 
 
 def build_stages(
-    run: Run, mesh: Mesh, placement: Sequence[int], deferrals: Mapping[int, Deferral] = MappingProxyType({})
-) -> dict[int, nn.Module]:
+    run: Run, mesh: Mesh, placement: Sequence[int], pipelined: bool
+) -> dict[int, tuple[nn.Module, Deferral]]:
     """This rank's stages by number, each sharded, on its device or, if the run says so, in CPU memory.
 
-    Their weights are not set yet. Raises UserError if the family cannot be split as the layout asks.
+    With each comes what takes the gradients of its large weights: in a pipeline of all, else of those that one rank has
+    alone. Their weights are not set yet. Raises UserError if the family cannot be split as the layout asks.
     """
     layers, offloaded = stage_layers(run), offloaded_layers(run)
-    return {
-        stage: _build(run, mesh, _part(run, mesh, stage, layers, offloaded[stage], deferrals.get(stage)))
-        for stage, rank in enumerate(placement)
-        if rank == mesh.pp.rank
-    }
+    mine = [stage for stage, rank in enumerate(placement) if rank == mesh.pp.rank]
+    deferrals = {stage: Deferral() for stage in mine}
+    parts = {stage: _part(run, mesh, stage, layers, offloaded[stage]) for stage in mine}
+    alone = partial(sums_in_place, precision=run.precision, offload_parameters="parameters" in run.offload)
+    dense = pipelined or alone(replicas(mesh.dense).size())
+    experts = run.model.moe is not None and (pipelined or alone(replicas(mesh.experts).size()))
+    for stage, part in parts.items():
+        taking = {"deferral": dense, "expert_deferral": experts}
+        parts[stage] = replace(part, **{name: deferrals[stage] for name, takes in taking.items() if takes})
+    return {stage: (_build(run, mesh, part), deferrals[stage]) for stage, part in parts.items()}
 
 
 def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
@@ -68,15 +84,21 @@ def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
     with torch.device("meta"):
         model = chosen.build(run.model, part)
     model.to(master_dtype(run.precision))
+    _widen_buffers(model)
     in_cpu_memory = "parameters" in run.offload
     shard_data_parallel(model, mesh, run.parallel.zero, run.precision, in_cpu_memory)
     model.to_empty(device="cpu" if in_cpu_memory else mesh.device)
     return model.train()
 
 
-def _part(
-    run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Collection[int], deferral: Deferral | None
-) -> Part:
+def _widen_buffers(model: nn.Module) -> None:
+    """State that is no parameter is small, and changes by little a step: it is kept in at least fp32."""
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+
+
+def _part(run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Collection[int]) -> Part:
     """What a stage is of the model, of whose stages `layers` are all, and the ranks that it computes with."""
     return Part(
         layers=None if len(layers) == 1 else layers[stage],
@@ -85,19 +107,27 @@ def _part(
         tp=mesh.tp,
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
+        ep=ALONE if run.model.moe is None else mesh.ep,
         recompute=run.recompute,
         offload_activations=offloaded,
-        deferral=deferral,
+        objective=Objective.of(run),
     )
 
 
-def load_initial_weights(parameters: Mapping[str, ShardedParameter], run: Run, on_event: OnEvent) -> None:
+def buffers_of(stages: Mapping[int, nn.Module]) -> dict[str, Tensor]:
+    """The state of this rank's stages that is no parameter, by its name in the whole model; on each rank the same."""
+    return {name: buffer for stage in sorted(stages) for name, buffer in stages[stage].named_buffers()}
+
+
+def load_initial_weights(
+    parameters: Mapping[str, ShardedParameter], buffers: Mapping[str, Tensor], run: Run, on_event: OnEvent
+) -> None:
     """New weights, which depend on the seed but on no layout, or those of the Hugging Face directory of `model.from`.
 
     Raises UserError if the directory does not hold exactly this model's weights.
     """
     chosen = family(run.model)
-    whole = {name: parameter.whole for name, parameter in parameters.items()}
+    whole = {name: parameter.whole for name, parameter in parameters.items()} | dict(buffers)
     if run.model.weights == "load":
         load_huggingface(whole, run.model, chosen.huggingface, on_event)
     else:

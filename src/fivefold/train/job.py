@@ -24,6 +24,7 @@ from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
 from fivefold.pipeline.execute import Pipeline
+from fivefold.train.build import buffers_of
 from fivefold.train.evaluate import validation_loss
 from fivefold.train.meter import Meter, Reading
 from fivefold.train.progress import Progress
@@ -126,7 +127,7 @@ class Job:
             return
         self.observer.sync()
         state = {**self.progress.state(), "data": identity(self.run, self.data)}
-        tensors = state_tensors(self.optimizer.parameters, self.optimizer.state())
+        tensors = state_tensors(self.optimizer.parameters, buffers_of(self.pipeline.stages), self.optimizer.state())
         self.checkpointer.save(self.progress.step, tensors, state)
         self.saved_step = self.awaited_step = self.progress.step
         self.saved_at, self.asked_to_save = time.monotonic(), False
@@ -164,7 +165,10 @@ def pass_on(reports: Reports, observer: Observer) -> None:
         observer.event(kind, **fields)
 
 
-def state_tensors(parameters: Mapping[str, ShardedParameter], optimizer_state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name: `model.<parameter>` and `optim.<kind>.<parameter>`."""
+def state_tensors(
+    parameters: Mapping[str, ShardedParameter], buffers: Mapping[str, Tensor], optimizer_state: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """All tensors of a checkpoint by name: `model.<parameter or buffer>` and `optim.<kind>.<parameter>`."""
     tensors: dict[str, Tensor] = {f"model.{name}": parameter.whole for name, parameter in parameters.items()}
+    tensors |= {f"model.{name}": buffer for name, buffer in buffers.items()}
     return tensors | {f"optim.{name}": value for name, value in optimizer_state.items()}

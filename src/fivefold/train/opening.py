@@ -26,7 +26,7 @@ from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import sharded_parameters
 from fivefold.pipeline.execute import Pipeline
-from fivefold.train.build import build_pipeline, load_initial_weights
+from fivefold.train.build import buffers_of, build_pipeline, load_initial_weights
 from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release
 from fivefold.train.job import Job, Reports, pass_on, state_tensors
 from fivefold.train.meter import Meter
@@ -124,14 +124,14 @@ def _pipeline(
     """The stages of the model and their optimizer, as they were when the checkpoint was saved, or new."""
     pipeline = build_pipeline(start.run, mesh)
     pipeline.connect()
-    parameters = sharded_parameters(pipeline.stages, mesh)
+    parameters, buffers = sharded_parameters(pipeline.stages, mesh), buffers_of(pipeline.stages)
     optimizer = optimizer_for(parameters, start.run.optim, start.run.offload, mesh.pp)
     if start.found is None:
-        load_initial_weights(parameters, start.run, lambda *event: reports.put(event))
+        load_initial_weights(parameters, buffers, start.run, lambda *event: reports.put(event))
     else:
         has_moments = any(name.startswith("optim.") for name in stored_names(start.found))
         state = optimizer.materialize() if has_moments else {}
-        checkpointer.load(start.found, state_tensors(parameters, state))
+        checkpointer.load(start.found, state_tensors(parameters, buffers, state))
     pipeline.renew_copies()
     return pipeline, optimizer
 

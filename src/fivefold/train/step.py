@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fivefold.data.loader import Step
+from fivefold.model.ledger import Ledger, Totals
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.tensor import sum_partial
@@ -26,17 +27,22 @@ class StepResult:
     loss: Tensor  # mean over all labels of the step
     norm: Tensor  # global gradient norm before clipping
     squares: Tensor  # (parameters of the whole model,) sum of squares of each one's gradient
+    totals: Totals  # what the model reports beside the loss
 
 
 def train_step(
     pipeline: Pipeline, batch: Step, optimizer: ShardedOptimizer, mesh: Mesh, *, lr: float, clip: float | None
 ) -> StepResult:
     """Update the model once with the gradient of the mean loss of `batch`, this rank's share of the global batch."""
-    loss = pipeline.train(batch.microbatches, batch.labels)
+    ledger = Ledger(pipeline.model, batch.labels, batch.mtp_labels, mesh.device)
+    loss = pipeline.train(batch.microbatches, ledger)
     gradients = optimizer.gradients()
     sum_partial(optimizer.parameters.values(), gradients, mesh.tp)
-    totals = mesh.sum(torch.cat([loss[None], optimizer.squares(gradients).to(mesh.device)]))
-    norm = totals[1:].sum().sqrt()
+    mine = [loss[None], optimizer.squares(gradients).to(mesh.device), ledger.vector()]
+    total, squares, reported = mesh.sum(torch.cat(mine)).split([len(each) for each in mine])
+    norm, totals = squares.sum().sqrt(), ledger.totals(reported)
     optimizer.step(gradients, lr, norm, clip)
     pipeline.renew_copies()
-    return StepResult(totals[0], norm, totals[1:])
+    for layer, router in pipeline.routers.items():
+        router.update(ledger.counts_of(totals)[layer], applied=torch.isfinite(norm))
+    return StepResult(total[0], norm, squares, totals)

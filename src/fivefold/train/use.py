@@ -94,7 +94,7 @@ def load_model(run: Run, found: Found) -> nn.Module:
     with torch.device("meta"):
         model = family(run.model).build(run.model, WHOLE)
     model.to(dtype).to_empty(device=device)
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in _weights(found, list(parameters)):
             parameters[name].copy_(tensor)
