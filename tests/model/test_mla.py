@@ -214,9 +214,9 @@ LOG_SUM_EXP, UPDATE = 6, 24
 def test_products_are_not_kept_beside_the_heads_made_of_them() -> None:
     """Values and output are as wide as keys for a kernel that wants it so, and the output is kept cut as well.
 
-    What a CPU runs uncompiled keeps the normed vectors without their weight too, and the tables of the queries.
+    What a CPU runs uncompiled keeps the normed vectors without their weight too.
     """
-    normed, uncompiled, wide = 20 + 12, 20 + 12 + 2 + 2 * 12, 4 * QUERIES + VALUES
+    normed, uncompiled, wide = 20 + 12, 20 + 12 + 2, 4 * QUERIES + VALUES
     channels = SHORT + normed + uncompiled + wide + LOG_SUM_EXP + UPDATE
     assert bytes_kept("none") == pytest.approx(512 * 4 * channels, rel=0.02)
 
