@@ -23,7 +23,9 @@ from fivefold.config.schedules import SCHEDULES
 from fivefold.config.split_rules import SPLITS
 
 MIXTURE = tuple(rule for rule in EXPERTS if rule.name not in {"experts have no biases"})
-LATENT = tuple(rule for rule in MODEL if rule.name.startswith(("latent attention turns", "a sequence has")))
+LATENT = tuple(
+    rule for rule in MODEL if rule.name.startswith(("latent attention turns", "values of", "a sequence has"))
+)
 TABLES = (*LAYOUT, *PIPELINE, *SPLITS, *MEMORY, *MIXTURE, *LATENT)
 Edit = tuple[str, Any]
 NEXT = re.compile(r", (?:or|with) (?=[a-z]+\.[a-z_.]+ |offload |[\d, or]+ ranks|auto)")
@@ -126,6 +128,7 @@ BY_HAND = [
     {"loss": {"balance_sequence": 0.1, "balance_global": 0.2, "router_z": 0.3}},
     {"routing": {"capacity_factor": 1.25, "placement": "load"}},
     {"mla": LATENT_HEADS["mla"] | {"rotated": 5}},
+    {"mla": LATENT_HEADS["mla"] | {"value": 9}},
     LATENT_HEADS | {"tp": 8},
     LATENT_HEADS | {"cp": 4, "cp_method": "ulysses", "tp": 2},
     {"mtp": 256},
