@@ -170,7 +170,7 @@ def test_yarn_takes_what_the_file_leaves_out_from_the_context():
         ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window True"),
         ({"model_type": "qwen3", "attention_bias": True}, "attention_bias True"),
         ({"model_type": "qwen2"}, "biases on queries, keys and values but none elsewhere"),
-        ({"model_type": "gemma3"}, "known are bloom, llama, mistral, qwen2, qwen3"),
+        ({"model_type": "gemma3"}, "known are bloom, deepseek_v3, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe"),
         ({"model_type": None}, "names no model_type"),
     ],
 )

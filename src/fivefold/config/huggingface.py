@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fivefold import plugins
-from fivefold.config.huggingface_types import READERS, WRITERS, Config
+from fivefold.config.huggingface_checks import Config
+from fivefold.config.huggingface_types import READERS, WRITERS
 from fivefold.config.run import Model
 from fivefold.errors import UserError
 
@@ -32,9 +33,9 @@ class TokenIds:
 def model_fields(config: Config) -> dict[str, Any]:
     """The fields of `config.run.Model` that a transformers config.json describes.
 
-    Built in are the model types llama, mistral (without sliding window), qwen3 and bloom; others register a function
-    like this one, by model type, under the entry point `fivefold.huggingface`. Raises UserError that lists everything
-    Fivefold cannot represent.
+    Built in are the model types llama, mistral and mixtral (without sliding window), qwen3, qwen3_moe, deepseek_v3 and
+    bloom; others register a function like this one, by model type, under the entry point `fivefold.huggingface`. Raises
+    UserError that lists everything Fivefold cannot represent.
     """
     return plugins.find("huggingface", model_type(config), READERS)(config)
 

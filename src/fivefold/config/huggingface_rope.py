@@ -30,18 +30,20 @@ _KEYS = {
 """What each type may hold besides its name and theta."""
 
 
-def rope_fields(config: dict[str, Any], context: int, problems: list[str]) -> dict[str, Any]:
+def rope_fields(
+    config: dict[str, Any], context: int, problems: list[str], default_theta: float = 10000.0
+) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling` (a table of `RopeScaling`'s fields, or None) of a config.json.
 
     What cannot be represented is appended to `problems`; the result is then of no use. Source of the meanings:
     transformers' modeling_rope_utils.py; YaRN is Peng et al. 2023.
     """
-    tables = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key)}
+    tables = _tables(config)
     for key, table in tables.items():
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
             problems.append(f"{key} {table!r}: one table for all layers is wanted")
             return {}
-    theta = _one_theta(config, tables, problems)
+    theta = _one_theta(config, tables, problems, default_theta)
     kinds = {key: _kind(key, table, problems) for key, table in tables.items()}
     if len(set(kinds.values())) > 1:
         problems.append(f"the rope type is {' and '.join(f'{kind!r} in {key}' for key, kind in kinds.items())}")
@@ -53,6 +55,25 @@ def rope_fields(config: dict[str, Any], context: int, problems: list[str]) -> di
     if kind is None or not _known(kind, settings, problems):
         return {}
     return {"rope_theta": theta, "rope_scaling": _scaling(kind, settings, config, context, problems)}
+
+
+def latent_rope_fields(config: dict[str, Any], context: int, problems: list[str]) -> dict[str, Any]:
+    """As `rope_fields`, for latent attention, where YaRN's mscale_all_dim scales attention's scores as well.
+
+    So the pair stays what it is and does not become an attention_factor. One of the two alone means one thing to
+    transformers and another to DeepSeek's own code, so it is a problem; mscale 1 alone means the same to both.
+    """
+    fields = rope_fields(config, context, problems)
+    scaling = fields.get("rope_scaling")
+    if scaling is None or scaling["type"] != "yarn":
+        return fields
+    settings = {key: value for table in _tables(config).values() for key, value in table.items()}
+    pair = {key: settings.get(key) or None for key in ("mscale", "mscale_all_dim")}
+    if pair == {"mscale": 1, "mscale_all_dim": None}:
+        pair["mscale"] = None
+    if None in pair.values() and set(pair.values()) != {None}:
+        problems.append(f"yarn with {' and '.join(f'{key} {value}' for key, value in pair.items())}: give both")
+    return fields | {"rope_scaling": scaling | pair | {"attention_factor": settings.get("attention_factor")}}
 
 
 def hf_rope(model: Model) -> dict[str, Any]:
@@ -68,8 +89,8 @@ def hf_rope(model: Model) -> dict[str, Any]:
         table |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
     if scaling.type == "yarn":
         table |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        if scaling.attention_factor is not None:
-            table["attention_factor"] = scaling.attention_factor
+        optional = {key: getattr(scaling, key) for key in ("attention_factor", "mscale", "mscale_all_dim")}
+        table |= {key: value for key, value in optional.items() if value is not None}
     return {
         "rope_theta": model.rope_theta,
         "rope_scaling": table,
@@ -92,12 +113,17 @@ def _kind(key: str, table: dict[str, Any], problems: list[str]) -> str | None:
     return named.pop() if named else "default"
 
 
-def _one_theta(config: dict[str, Any], tables: dict[str, dict[str, Any]], problems: list[str]) -> float:
+def _tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The rope tables that a file has, by their keys."""
+    return {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key)}
+
+
+def _one_theta(config: dict[str, Any], tables: dict[str, dict[str, Any]], problems: list[str], default: float) -> float:
     places = {"config.json": config} | tables
     found = {place: table["rope_theta"] for place, table in places.items() if table.get("rope_theta") is not None}
     if len(set(found.values())) > 1:
         problems.append(f"rope_theta is {', '.join(f'{theta} in {place}' for place, theta in found.items())}")
-    return float(next(iter(found.values()), 10000.0))
+    return float(next(iter(found.values()), default))
 
 
 def _one_table(tables: dict[str, dict[str, Any]], problems: list[str]) -> dict[str, Any]:
