@@ -26,7 +26,7 @@ class Own(nn.Module):
 OWN = Family("own", Own, lambda parameters, model, seed: None)
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom"])
+@pytest.mark.parametrize("name", ["llama", "deepseek", "bloom"])
 def test_the_built_in_ones_build_the_transformer_and_know_their_files(name: str) -> None:
     found = family(Model(**SIZES, family=name))
     assert found.name == name
@@ -44,5 +44,5 @@ def test_a_registered_one_is_found_by_its_name_and_gets_its_options(monkeypatch:
 
 
 def test_an_unknown_one_is_refused_with_the_known_names() -> None:
-    with pytest.raises(UserError, match="'lama': known are bloom, llama"):
+    with pytest.raises(UserError, match="'lama': known are bloom, deepseek, llama"):
         family(Model(**SIZES, family="lama"))

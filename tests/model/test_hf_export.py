@@ -61,13 +61,13 @@ def test_a_large_model_is_cut_into_shards_in_its_own_order(source, tmp_path):
 
 
 def test_shards_are_planned_from_sizes_alone():
-    shapes = {"a": (3,), "b": (3,), "huge": (100,), "c": (1,), "d": (5,)}
-    assert plan_shards(shapes, bytes_each=2, shard_bytes=12) == [
+    sizes = {"a": 6, "b": 6, "huge": 200, "c": 2, "d": 10}
+    assert plan_shards(sizes, shard_bytes=12) == [
         Shard("model-00001-of-00003.safetensors", ("a", "b")),
         Shard("model-00002-of-00003.safetensors", ("huge",)),
         Shard("model-00003-of-00003.safetensors", ("c", "d")),
     ]
-    assert plan_shards(shapes, bytes_each=2, shard_bytes=10**6) == [Shard("model.safetensors", tuple(shapes))]
+    assert plan_shards(sizes, shard_bytes=10**6) == [Shard("model.safetensors", tuple(sizes))]
 
 
 def test_parameters_are_asked_for_once_each_in_the_models_order(source, tmp_path):

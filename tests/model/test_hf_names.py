@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fivefold.config.run import Model
-from fivefold.model.hf import BLOOM, LLAMA
+from fivefold.model.hf_bloom import BLOOM
+from fivefold.model.hf_llama import LLAMA
 from fivefold.model.spec import parameter_shapes
 
 GROUPED = Model(layers=2, hidden=40, heads=6, kv_heads=2, head_dim=4, ffn=5, vocab=13, bias=True)
@@ -44,7 +45,7 @@ def test_splitting_undoes_fusing_for_every_parameter(adaptor, kv_heads):
     model = GROUPED.model_copy(update={"kv_heads": kv_heads} if adaptor is LLAMA else {"activation": "gelu"})
     for item in adaptor.entries(model):
         ours = torch.randn(parameter_shapes(model)[item.ours])
-        parts = item.split(ours)
+        parts = list(item.split(ours))
         assert [tuple(part.shape) for part in parts] == list(item.theirs.values())
         assert torch.equal(item.fuse(parts), ours)
 

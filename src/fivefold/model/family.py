@@ -1,7 +1,7 @@
 """A model family: how its modules are built, how they start, and how Hugging Face's files hold them.
 
-`llama` and `bloom` are one implementation; a package brings another by registering a `Family` under the entry point
-`fivefold.families`.
+`llama`, `deepseek` and `bloom` are one implementation; a package brings another by registering a `Family` under the
+entry point `fivefold.families`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from fivefold import plugins
 from fivefold.config.run import Model
-from fivefold.model.hf import BLOOM, LLAMA, HFAdaptor
+from fivefold.model.hf import HFAdaptor
+from fivefold.model.hf_bloom import BLOOM
+from fivefold.model.hf_deepseek import DEEPSEEK
+from fivefold.model.hf_llama import LLAMA
 from fivefold.model.init import initialize
 from fivefold.model.part import Part
 from fivefold.model.transformer import Transformer
@@ -37,6 +40,7 @@ class Family:
 
 BUILT_IN = {
     "llama": Family("llama", Transformer, initialize, splits=True, huggingface=LLAMA),
+    "deepseek": Family("deepseek", Transformer, initialize, splits=True, huggingface=DEEPSEEK),
     "bloom": Family("bloom", Transformer, initialize, splits=True, huggingface=BLOOM),
 }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -24,7 +24,8 @@ from fivefold.config.huggingface import TokenIds, hf_token_ids
 from fivefold.config.run import Model
 from fivefold.durable import sync, sync_tree
 from fivefold.errors import RunError, UserError
-from fivefold.model.hf import HFAdaptor, Shape
+from fivefold.model.hf import HFAdaptor
+from fivefold.model.hf_entry import AnyEntry
 from fivefold.model.hf_tokenizer import write_tokenizer
 from fivefold.model.spec import vocabulary
 
@@ -52,9 +53,9 @@ def export(
 ) -> None:
     """Write `target`, a directory that must be absent or empty.
 
-    `parameter` gives the whole tensor of a name of ours, on any device, in any floating type; it is called once a name,
-    in the model's order. `tokenizer` is a tokenizer.json, or a directory that holds one; None leaves it out. A file
-    holds `shard_bytes` at most, or one tensor that is larger.
+    `parameter` gives the whole tensor of a name of ours, a parameter or a buffer that files hold, on any device, in any
+    floating type; it is called once a name, in the order of the adaptor's entries. `tokenizer` is a tokenizer.json, or
+    a directory that holds one; None leaves it out. A file holds `shard_bytes` at most, or one tensor that is larger.
 
     Raises UserError, before any weight is read, if the target is taken, the ids lie outside of the vocabulary or the
     format cannot express the model; RunError if a tensor has another shape than the model's, or the disk refuses it.
@@ -80,12 +81,11 @@ def export(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def plan_shards(shapes: dict[str, Shape], bytes_each: int, shard_bytes: int) -> list[Shard]:
-    """Names in order, cut into files of at most `shard_bytes`; an element has `bytes_each` bytes."""
+def plan_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[Shard]:
+    """Names in order, cut into files of at most `shard_bytes`; `sizes` are the tensors' bytes."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for name, shape in shapes.items():
-        size = prod(shape) * bytes_each
+    for name, size in sizes.items():
         if groups[-1] and filled + size > shard_bytes:
             groups.append([])
             filled = 0
@@ -105,31 +105,48 @@ def _write_weights(
     dtype: torch.dtype,
     shard_bytes: int,
 ) -> None:
-    shapes = {name: shape for entry in adaptor.entries(model) for name, shape in entry.theirs.items()}
-    shards = plan_shards(shapes, dtype.itemsize, shard_bytes)
-    tensors = _tensors(model, adaptor, parameter, dtype)
+    entries = adaptor.entries(model)
+    sizes = {name: size for entry in entries for name, size in _sizes(entry, dtype).items()}
+    shards = plan_shards(sizes, shard_bytes)
+    tensors = _tensors(entries, parameter, dtype)
     for shard in shards:
         save_file(dict(islice(tensors, len(shard.names))), folder / shard.file, metadata={"format": "pt"})
     if len(shards) > 1:
-        total = sum(prod(shape) for shape in shapes.values()) * dtype.itemsize
         weight_map = {name: shard.file for shard in shards for name in shard.names}
-        _write_json(
-            folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
-        )
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _sizes(entry: AnyEntry, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of each tensor of an entry as it is written, its copies behind it."""
+    each = _written(entry, dtype).itemsize
+    sizes = {name: prod(shape) * each for name, shape in entry.theirs.items()}
+    return sizes | {name: prod(entry.shape) * each for name in entry.copies}
+
+
+def _written(entry: AnyEntry, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if entry.exact else dtype
 
 
 def _tensors(
-    model: Model, adaptor: HFAdaptor, parameter: Callable[[str], Tensor], dtype: torch.dtype
+    entries: Sequence[AnyEntry], parameter: Callable[[str], Tensor], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Their name and tensor, each alone in its memory, one of our parameters at a time."""
-    for entry in adaptor.entries(model):
-        parts = list(entry.split(parameter(entry.ours).detach().to(device="cpu", dtype=dtype)))
-        for name, shape in entry.theirs.items():
-            part = parts.pop(0)
+    for entry in entries:
+        parts = entry.split(parameter(entry.ours).detach().cpu())
+        for (name, shape), part in zip(entry.theirs.items(), parts, strict=True):
             if tuple(part.shape) != shape:
                 raise RunError(f"{entry.ours} gives {name} in shape {tuple(part.shape)}, the model wants {shape}")
-            alone = part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
-            yield name, part if alone else part.clone(memory_format=torch.contiguous_format)
+            alone = _alone(part.to(_written(entry, dtype)))
+            yield name, alone
+            for copy in entry.copies:
+                yield copy, alone.clone()
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own."""
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _refuse_taken(target: Path) -> None:
