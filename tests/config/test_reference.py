@@ -61,7 +61,7 @@ def test_the_template_is_a_legal_run_with_the_values_of_the_example(tmp_path: Pa
 def test_the_template_writes_every_key_but_the_architecture_and_what_is_of_experts(tmp_path: Path) -> None:
     value = read_text(template(), "template").value
     assert set(fields(RunClass)) - set(value) == {"loss", "routing"}
-    assert template().splitlines()[-1].startswith("# The sections loss and routing are about experts")
+    assert template().splitlines()[-1].startswith("# loss and routing are about experts")
     for key, info in fields(RunClass).items():
         inner = section_in(info.annotation)
         if inner is not None and key in value and key != "model":

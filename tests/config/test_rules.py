@@ -186,11 +186,6 @@ BROKEN: list[tuple[str, str]] = [
         f"{MLA}--model.bias true",
         "model.bias = true, but the matrices of model.mla have no biases; use model.bias false",
     ),
-    (
-        f"{MLA}--model.mla.value 49",
-        "model.mla.value = 49 is more than the width of a key, model.mla.plain 32 + model.mla.rotated 16; use "
-        "model.mla.value 48 or less",
-    ),
     (f"{MLA}--model.qk_norm true", "and keys come from; use model.qk_norm false"),
     (f"{MLA}--parallel.tp 3", "model.heads = 8 cannot be split over parallel.tp = 3; use parallel.tp 1, 2, 4 or 8"),
     (

@@ -127,16 +127,6 @@ MODEL: tuple[Rule, ...] = (
         ),
     ),
     Rule(
-        "values of latent attention are no wider than its keys",
-        about=("model.mla.plain", "model.mla.rotated", "model.mla.value"),
-        broken=lambda run: (mla := run.model.mla) is not None and mla.value > mla.plain + mla.rotated,
-        says=lambda run: (
-            f"model.mla.value = {value_of(run, 'model.mla.value')} is more than the width of a key, model.mla.plain "
-            f"{value_of(run, 'model.mla.plain')} + model.mla.rotated {value_of(run, 'model.mla.rotated')}; use "
-            f"model.mla.value {value_of(run, 'model.mla.plain') + value_of(run, 'model.mla.rotated')} or less"
-        ),
-    ),
-    Rule(
         "latent attention has no biases",
         about=("model.mla", "model.bias"),
         broken=lambda run: run.model.mla is not None and run.model.bias,

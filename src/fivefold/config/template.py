@@ -73,7 +73,7 @@ def _lines(section: type[Section], name: str) -> Iterator[str]:
         yield "  # Any other field of the architecture (layers, context, ...) can be given here, over the preset's."
     if not name:
         yield ""
-        yield f"# The sections {' and '.join(OF_EXPERTS)} are about experts and predicting more tokens: docs/run-file.md."
+        yield f"# {' and '.join(OF_EXPERTS)} are about experts and predicting more tokens (docs/run-file.md)."
 
 
 def _items(section: type[Section], items: list[dict[str, Any]], indent: str) -> Iterator[str]:
