@@ -84,6 +84,10 @@ MODELS = {
     "bloom-tied": BLOOM.model_copy(update={"tied": True}),
     "bloom-6": BLOOM.model_copy(update={"heads": 6, "kv_heads": 6, "ffn": 42}),
     "bloom-12": BLOOM.model_copy(update={"ffn": 42}),
+    "mtp": LLAMA.model_copy(update={"layers": 4, "mtp": 1}),
+    "mtp-2": LLAMA.model_copy(update={"layers": 2, "mtp": 2}),
+    "mtp-2-tied": LLAMA.model_copy(update={"layers": 4, "mtp": 2, "tied": True}),
+    "mtp-bloom": BLOOM.model_copy(update={"layers": 2, "mtp": 1}),
 }
 EXPERTS = Experts(experts=6, top_k=2, ffn=10)
 EIGHT = {"experts": 8, "top_k": 3}
@@ -109,9 +113,13 @@ MODELS |= {
     "moe-sequence": moe(),
     "moe-global": moe(),
     "moe-capacity": moe(),
-    "moe-empty": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 1, "bias": True})),
+    "moe-empty": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 2, "bias": True})),
+    "moe-one": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 1, "bias": True}), layers=4),
 }
+UNWANTED = {"moe-empty": (0, 2, 3, 7), "moe-one": (0, 1, 2, 3, 4, 6, 7)}
+"""Experts whose bias is so low that no token goes there."""
 LOSSES = {
+    **{name: Loss(mtp=0.7) for name in ("mtp", "mtp-2", "mtp-2-tied", "mtp-bloom")},
     "moe-sequence": Loss(balance_sequence=0.7, router_z=0.05),
     "moe-global": Loss(balance_global=0.9, router_z=0.05),
     "moe-bias": Loss(balance_sequence=0.3),
@@ -243,12 +251,22 @@ def share_of(case: Case, step: int, dp_rank: int) -> Step:
         Microbatch(whole.tokens_bs[rows], whole.labels_bs[rows], whole.documents_bs[rows], case.packed)
         for rows in torch.from_numpy(sample_numbers(0, case.rows, case.micro_size, dp_rank, case.dp))
     ]
-    return Step(microbatches, int((whole.labels_bs >= 0).sum()), 0, case.rows)
+    ahead = tuple(labels_ahead(whole, depth) for depth in range(1, MODELS[case.model].mtp + 1))
+    return Step(microbatches, int((whole.labels_bs >= 0).sum()), 0, case.rows, mtp_labels=ahead)
 
 
-def randomize_vectors(parameters: Mapping[str, Any]) -> None:
+def labels_ahead(whole: Batch, depth: int) -> int:
+    """Labels that are `depth` places further on in the same document."""
+    same = whole.documents_bs[:, depth:] == whole.documents_bs[:, :-depth]
+    return int((same & (whole.labels_bs[:, depth:] >= 0)).sum())
+
+
+def randomize_vectors(model: str, parameters: Mapping[str, Any]) -> None:
     """Give norms and biases random values: those that they start from hide faults. The same on any layout."""
     for name, parameter in parameters.items():
         if parameter.ndim == 1:
             generator = torch.Generator().manual_seed(crc32(name.encode()))
-            fill(parameter, 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64))
+            values = 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+            if name.endswith("router.bias"):
+                values[list(UNWANTED.get(model, ()))] = -1e9
+            fill(parameter, values)

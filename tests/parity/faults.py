@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.kernels import expert_feed_forward as kernels
 from fivefold.kernels.linear import WeightGradient
 from fivefold.kernels.partial_attention import Gradients
+from fivefold.model.ledger import Ledger
 from fivefold.model.transformer import Transformer
+from fivefold.parallel import expert
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import local_part
 from fivefold.parallel.tied import _Owner as TiedOwner
@@ -124,6 +127,34 @@ def copy_of_the_embedding_never_renewed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def expert_gradients_doubled() -> Iterator[None]:
+    """The gradients of experts come out as if each replica's were added twice."""
+    right = kernels.grouped_weight_gradient
+    with patch.object(kernels, "grouped_weight_gradient", lambda *inputs: 2 * right(*inputs)):
+        yield
+
+
+@contextmanager
+def counts_not_summed() -> Iterator[None]:
+    """Each rank moves its routers' biases by the tokens that it saw itself."""
+    right = Ledger.totals
+    with patch.object(Ledger, "totals", lambda ledger, _: right(ledger, ledger.vector())):
+        yield
+
+
+@contextmanager
+def gates_lose_their_gradient() -> Iterator[None]:
+    """What a gate's gradient is worth does not come back to the rank of the router."""
+    right = expert._Journey.depart_back
+
+    def lost(journey: Any, d_x: Tensor) -> None:
+        right(journey, torch.zeros_like(d_x) if d_x.ndim == 1 else d_x)
+
+    with patch.object(expert._Journey, "depart_back", lost):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "": nullcontext,
     "gradients-not-reduced": gradients_not_reduced,
@@ -134,4 +165,7 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "one-weight-gradient-dropped": one_weight_gradient_dropped,
     "copy-of-the-embedding-not-added": copy_of_the_embedding_not_added,
     "copy-of-the-embedding-never-renewed": copy_of_the_embedding_never_renewed,
+    "expert-gradients-doubled": expert_gradients_doubled,
+    "counts-not-summed": counts_not_summed,
+    "gates-lose-their-gradient": gates_lose_their_gradient,
 }

@@ -45,7 +45,7 @@ class Rank:
         self.state = sharded_parameters(self.pipeline.stages, self.mesh)
         self.buffers = buffers_of(self.pipeline.stages)
         load_initial_weights(self.state, self.buffers, run, lambda kind, fields: None)
-        randomize_vectors({name: each.whole for name, each in self.state.items()} | self.buffers)
+        randomize_vectors(case.model, {name: each.whole for name, each in self.state.items()} | self.buffers)
         self.pipeline.renew_copies()
         self.optimizer = optimizer_for(self.state, OPTIM, run.offload, self.mesh.pp)
         self.gradients: Pieces = {}

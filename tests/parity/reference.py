@@ -36,7 +36,7 @@ def reference(model_name: str, packed: bool, rows: int = GLOBAL_SIZE, steps: int
     model = chosen.build(spec, Part(objective=Objective.of(case.run))).double()
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     chosen.initialize(parameters | buffers, spec, 0)
-    randomize_vectors(parameters | buffers)
+    randomize_vectors(model_name, parameters | buffers)
     decayed = [p for p in parameters.values() if p.ndim >= 2]
     plain = [p for p in parameters.values() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": OPTIM.weight_decay}, {"params": plain, "weight_decay": 0.0}]

@@ -8,7 +8,7 @@ import pytest
 from fivefold.config.rules import check
 from tests.parity.cases import Case
 
-KINDS = [
+KINDS = (
     "moe",
     "moe-top1",
     "moe-sigmoid",
@@ -17,13 +17,56 @@ KINDS = [
     "moe-sequence",
     "moe-global",
     "moe-capacity",
+)
+STAGES = (1, 2, 3)
+ROUTED = [
+    *(Case(kind, ep=2, dp=2, packed=True, steps=3) for kind in KINDS),
+    *(Case(kind, ep=2, tp=2, cp=2, packed=True) for kind in ("moe-sequence", "moe-capacity")),
+    Case("moe-capacity", ep=2, cp=2, method="ulysses"),
+    Case("moe-sequence", tp=2, micro=4, packed=True),
 ]
-LAYOUTS = [
-    *(Case(kind, ep=2, dp=2, packed=True) for kind in KINDS),
+SPREAD = [  # bias routing, one and two replicas of each expert
+    *(Case("moe-bias", ep=2, dp=4, zero=zero, packed=True, steps=3) for zero in STAGES),
+    *(Case("moe-bias", ep=2, tp=2, dp=2, zero=zero, packed=True, steps=3) for zero in STAGES),
+    *(Case("moe-bias", ep=2, cp=2, dp=2, zero=zero, packed=True, steps=3) for zero in STAGES),
+    *(Case("moe-bias", ep=2, pp=2, schedule="zb-v", chunks=2, dp=2, zero=zero, steps=3) for zero in STAGES),
+    Case("moe-bias", ep=4, dp=4, zero=2, packed=True),
+    Case("moe-bias", ep=4, tp=2, dp=2, zero=3, packed=True),
+    Case("moe-bias", ep=4, tp=4, packed=True),
+    Case("moe-bias", ep=4, tp=2, cp=2, packed=True),
+    Case("moe-bias", ep=4, cp=4, method="gather", packed=True),
+    Case("moe-bias", ep=4, tp=2, cp=2, dp=2, zero=1),
+    Case("moe-bias", ep=4, pp=2, schedule="zb-v", chunks=2, dp=4, zero=3),
+    Case("moe-bias", ep=2, pp=2, schedule="1f1b", tp=2, dp=2, zero=1),
+    Case("moe-bias", ep=4, dp=8, zero=0),
+    Case("moe-bias", dp=2, zero=0, micro=1),
+    Case("moe-bias", dp=2, replicate=2, ep=2, micro=2),
 ]
+UNEVEN = [  # 3 experts of a rank on 2 replicas are cut by their width
+    *(Case("moe", ep=2, dp=4, zero=zero) for zero in (1, 3)),
+    Case("moe", dp=4, zero=3),
+]
+RECOMPUTED = [
+    Case("moe-bias", ep=2, dp=2, recompute="selective", packed=True),
+    Case("moe-bias", ep=2, dp=4, zero=3, recompute="selective", packed=True),
+    Case("moe-bias", ep=2, dp=4, zero=3, recompute="full", packed=True),
+    Case("moe-bias", ep=2, tp=2, dp=2, recompute="full", offload=("activations",)),
+    Case("moe-sequence", ep=2, pp=2, schedule="zb-h1", dp=2, recompute="full"),
+]
+IDLE = [  # half of the experts, or all but one, get no token
+    *(Case(model, ep=2, dp=4, zero=3, recompute="full", steps=3) for model in ("moe-empty", "moe-one")),
+    Case("moe-one", ep=4, dp=4),
+    Case("moe-empty", ep=4, tp=2, cp=2),
+    Case("moe-one", ep=2, pp=2, schedule="zb-v", chunks=2, dp=2),
+]
+LAYOUTS = [*ROUTED, *SPREAD, *UNEVEN, *RECOMPUTED, *IDLE]
 
 
 @pytest.mark.parametrize("case", sorted(LAYOUTS, key=lambda case: case.world), ids=str)
 def test_a_layout_equals_one_process(harness, case):
     assert check(case.run, case.world) == []
     assert harness.difference(case) is None
+
+
+def test_no_layout_stands_here_twice_and_there_are_enough():
+    assert len({str(case) for case in LAYOUTS}) == len(LAYOUTS) >= 40

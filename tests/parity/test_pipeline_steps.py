@@ -122,7 +122,7 @@ def alone():
     model = chosen.build(MODEL, WHOLE).double()
     parameters = dict(model.named_parameters())
     chosen.initialize(parameters, MODEL, 0)
-    randomize_vectors(parameters)
+    randomize_vectors("llama", parameters)
     groups = [
         {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": OPTIM.weight_decay},
         {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},

@@ -116,7 +116,7 @@ def alone(stages: int, count: int) -> tuple[float, dict[str, Tensor]]:
     model = family(spec).build(spec, WHOLE).double()
     parameters = dict(model.named_parameters())
     family(spec).initialize(parameters, spec, 0)
-    randomize_vectors(parameters)
+    randomize_vectors("narrow", parameters)
     loss = sum(model(each.tokens, each.labels) for each in microbatches(count)) / labels_of(count)
     loss.backward()
     return loss.item(), {name: parameter.grad for name, parameter in parameters.items()}
