@@ -29,7 +29,7 @@ def peaks(run: Run, offloaded: list[frozenset[int]]) -> list[float]:
     last = len(stages) - 1
     held = []
     for number, layers in enumerate(stages):
-        stage = count.stage(len(layers), sum(map(count.kept, layers)), number == 0, number == last)
+        stage = count.stage(layers, number == 0, number == last)
         held.append(replace(stage, forward=stage.forward - sum(map(count.kept, offloaded[number]))))
     return [peak_bytes(schedule, rank, held) for rank in range(len(schedule.ranks))]
 

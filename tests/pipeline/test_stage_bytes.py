@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fivefold.config.run import Batch, Data, Model, Parallel, Precision, Recompute, Run, Source
 from fivefold.kernels.linear import Deferral
-from fivefold.model import transformer
+from fivefold.model import feed_forward
 from fivefold.model.family import family
 from fivefold.model.part import Part
 from fivefold.pipeline.stage_bytes import ByteCount, StageBytes, sizes_of
@@ -55,9 +55,7 @@ def run_of(model: Model, **parts: Any) -> Run:
 
 def whole(run: Run) -> StageBytes:
     """All of the model as one stage."""
-    count = ByteCount(run)
-    layers = run.model.layers
-    return count.stage(layers, sum(map(count.kept, range(layers))), first=True, last=True)
+    return ByteCount(run).stage(range(run.model.layers), first=True, last=True)
 
 
 class Nowhere:
@@ -79,7 +77,7 @@ def elsewhere() -> Deferral:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_microbatch_keeps_is_what_autograd_saves(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
     """Within 3 %, the rotary tables and the norms' statistics; on a CPU the norm of heads keeps its output as well."""
-    monkeypatch.setattr(transformer, "swiglu", SavesItsInput.apply)
+    monkeypatch.setattr(feed_forward, "swiglu", SavesItsInput.apply)
     run = run_of(MODELS[model])
     built = family(run.model).build(run.model, Part(deferral=elsewhere())).double()
     found = saved_bytes(built, lambda: built(TOKENS, TOKENS))

@@ -222,7 +222,7 @@ def fullest(run: Run, split: list[int]) -> float:
     """Bytes of the fullest rank with so many layers a stage."""
     schedule, count = schedule_of_run(run), ByteCount(run)
     last = len(split) - 1
-    stages = [count.stage(n, n * count.mean_kept(), stage == 0, stage == last) for stage, n in enumerate(split)]
+    stages = [count.mean_stage(n, stage == 0, stage == last) for stage, n in enumerate(split)]
     return max(
         sum(stages[stage].state for stage in schedule.stages_of(rank)) + peak_bytes(schedule, rank, stages)
         for rank in range(len(schedule.ranks))

@@ -29,8 +29,7 @@ def offloaded_layers(run: Run) -> list[frozenset[int]]:
         return [frozenset(layers) for layers in stages]
     schedule, count = schedule_of_run(run), ByteCount(run)
     whole = [
-        count.stage(len(layers), sum(map(count.kept, layers)), first=stage == 0, last=stage == len(stages) - 1)
-        for stage, layers in enumerate(stages)
+        count.stage(layers, first=stage == 0, last=stage == len(stages) - 1) for stage, layers in enumerate(stages)
     ]
     mean = fmean(peak_bytes(schedule, rank, whole) for rank in range(len(schedule.ranks)))
     offloaded: list[frozenset[int]] = [frozenset()] * len(stages)

@@ -1,9 +1,11 @@
 """Which layers each pipeline stage has: as the run file says, balanced by memory (memory_balance.py), or by cost.
 
 By cost, the busiest rank has as little to do as can be, all its stages together: it works on one while another waits.
-A layer costs its weights that multiply each token, to which its time is proportional, and the head costs its weights
-too. The embedding is a lookup, but its gradient is a whole table that is added up. Attention's own products are left
-out, so that the stages depend on the model and the schedule, and not on data.seq_len. Imports no torch.
+A layer costs its weights that multiply a token, to which its time is proportional: of experts those that a token is
+sent to. The head costs its weights too, and so does each depth of multi-token prediction, which is behind it and has
+the head once more. The embedding is a lookup, but its gradient is a whole table that is added up. Attention's own
+products are left out, so that the stages depend on the model and the schedule, and not on data.seq_len. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fivefold.config.run import Model, Run
-from fivefold.model.spec import matmul_parameters, vocabulary
+from fivefold.model.spec import layer_matmul_parameters, mtp_matmul_parameters, vocabulary
 from fivefold.pipeline.memory_balance import balanced_by_memory
+from fivefold.pipeline.move_layers import layers_differ, moved
 from fivefold.pipeline.of_run import placement_of_run
 
 EMBEDDING = 1 / 8
@@ -53,17 +56,17 @@ def _balanced_by_cost(model: Model, placement: Sequence[int]) -> list[int]:
     """How many layers each stage has if the busiest rank is to have as little to do as can be.
 
     `placement` says which rank has each stage. Every stage has a layer; the others are shared out to the ranks, and
-    those of a rank to its stages.
+    those of a rank to its stages. Where layers differ this is done as if all were as the last, and then layers move.
     """
     head = vocabulary(model) * model.hidden
-    layer = (matmul_parameters(model) - head) // model.layers
-    cost = [float(layer) for _ in placement]
-    cost[0] += EMBEDDING * head
-    cost[-1] += head
-    ends = (0, len(placement) - 1)
+    first, layer = (layer_matmul_parameters(model, number) for number in (0, model.layers - 1))
+    ends = [0.0] * len(placement)
+    ends[0] += EMBEDDING * head
+    ends[-1] += head + mtp_matmul_parameters(model)
 
     def load(*stages: int) -> _Load:
-        return _Load(sum(cost[stage] for stage in stages), any(stage in ends for stage in stages))
+        cost = sum(ends[stage] + layer for stage in stages)
+        return _Load(cost, any(stage in (0, len(placement) - 1) for stage in stages))
 
     ranks = [[stage for stage, holder in enumerate(placement) if holder == rank] for rank in sorted(set(placement))]
     counts = [1] * len(placement)
@@ -71,7 +74,14 @@ def _balanced_by_cost(model: Model, placement: Sequence[int]) -> list[int]:
     for stages, layers in zip(ranks, further, strict=True):
         for stage, more in zip(stages, _shared_out(layers, layer, [load(stage) for stage in stages]), strict=True):
             counts[stage] += more
-    return counts
+    if not layers_differ(model):
+        return counts
+    return moved(
+        counts,
+        placement,
+        model,
+        lambda _, stages: sum(ends[stage] + dense * first + others * layer for stage, (dense, others) in stages),
+    )
 
 
 def _shared_out(layers: int, cost: int, loads: Sequence[_Load]) -> list[int]:

@@ -1,0 +1,180 @@
+"""What one layer takes of a rank's memory: its parameters there, and what it keeps of each token for backward.
+
+Activations are counted as the model's functions save them on a GPU, each tensor once, in the compute format ("wide": in
+at least fp32). With width d, query heads h and key/value heads g of size e, and feed-forward width f, a layer keeps for
+each token of its rank
+
+    everything            4 d + attention + feed-forward           block input, two norms, the sum between
+    selective recompute   2 d + attention + feed-forward           block input, update of attention
+    full recompute        d                                        block input
+
+    attention             (2 h + 2 g) e and a wide number a head   q, k, v, output; log-sum-exp; the norm of queries and
+                                                                   keys as much again beside everything
+    latent attention      short vectors before and after their norms, q, k, v as wide as k, and the output before and
+                          after it is cut; selective: short vectors before, the products that q, k, v are made of
+    dense feed-forward    3 f, selective 2 f                       gate and up, their product (gelu: 2 f, f)
+    mixture, k choices    2 f k, 3 or 2 f shared                   gate and up of each choice, and as wide numbers the
+                                                                   scores and gates, with the places of the choices;
+                                                                   with ep the rows that arrive too, k d, if as many
+                                                                   come as go: an uneven load keeps more on some ranks
+
+Weight gradients that wait hold the inputs and output gradients of the products, those behind tp's sums on all its
+tokens; experts one input a token, or with ep a choice. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from fivefold.config.run import Experts, LatentAttention, Run
+from fivefold.model.spec import EXPERTS, Shapes, is_moe, layer_shapes, mtp_shapes
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+INDEX = 8
+"""Bytes of a place among tokens or rows."""
+ROW_LAYERS = ("output.weight", "down.weight")
+"""The matrices whose columns tp cuts."""
+WHOLE = ("router.weight", "q_a.weight", "kv_a.weight", "project.weight")
+"""The matrices that every rank of tp has whole."""
+WITHOUT_DEFERRAL = ("router.weight",)
+"""The matrices whose gradients never wait."""
+
+
+@dataclass(frozen=True)
+class LayerBytes:
+    """A layer, or several, on one rank. Parameters are what tp and ep leave of them, in elements; the rest in bytes."""
+
+    dense: float
+    """Parameters whose shards are those of all ranks of a stage that hold the same."""
+    experts: float
+    """Parameters of the rank's routed experts, whose replicas are all others."""
+    kept: float
+    """What it keeps of a microbatch, if it is not offloaded."""
+    waiting: float
+    """What its weight gradients hold of a microbatch while they wait."""
+
+    def times(self, factor: float) -> LayerBytes:
+        """So many times this."""
+        return LayerBytes(self.dense * factor, self.experts * factor, self.kept * factor, self.waiting * factor)
+
+
+def total(layers: Iterable[LayerBytes]) -> LayerBytes:
+    """Several layers together."""
+    layers = tuple(layers)
+    return LayerBytes(
+        dense=sum(layer.dense for layer in layers),
+        experts=sum(layer.experts for layer in layers),
+        kept=sum(layer.kept for layer in layers),
+        waiting=sum(layer.waiting for layer in layers),
+    )
+
+
+class _Kept(NamedTuple):
+    """What a part of a layer keeps of a token."""
+
+    elements: float
+    """In the compute format."""
+    wide: float
+    """Numbers in at least fp32."""
+    indices: float = 0.0
+
+
+class LayerCount:
+    """Counts the layers of a legal run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._model = run, run.model
+        self._tp, self._ep = run.parallel.tp, run.parallel.ep
+        self.tokens = run.batch.micro_size * run.data.seq_len / (run.parallel.cp * run.parallel.tp)
+        self.compute = BYTES[run.precision.compute]
+
+    def layer(self, number: int) -> LayerBytes:
+        """Layer number `number` of the whole model."""
+        shapes = layer_shapes(self._model, number)
+        return LayerBytes(*self._parameters(shapes), self.kept(number), self._waiting(shapes))
+
+    def depth(self, number: int) -> LayerBytes:
+        """Depth number `number` (from 0) of multi-token prediction: its block, and what is around it.
+
+        That is the embedding's rows, the norms and the projection's input, and as in the head the last norm's input and
+        the gradient of its output.
+        """
+        shapes = mtp_shapes(self._model, number)
+        around = 6 * self.tokens * self._model.hidden * self.compute
+        kept = self.kept(self._model.layers + number) + around
+        return LayerBytes(*self._parameters(shapes), kept, self._waiting(shapes))
+
+    def kept(self, number: int) -> float:
+        """What layer number `number` keeps on the device of a microbatch: nothing, if all layers are offloaded."""
+        return 0.0 if "activations" in self._run.offload else self.saved(number)
+
+    def saved(self, number: int) -> float:
+        """What layer number `number` keeps of a microbatch, here or in CPU memory."""
+        recompute = self._run.recompute
+        mode = recompute.mode if number % recompute.every == 0 else "none"
+        width = self._model.hidden
+        if mode == "full":
+            return self.tokens * width * self.compute
+        keeps_cheap = mode == "none"
+        attention = (
+            self._attention(keeps_cheap) if self._model.mla is None else self._latent(self._model.mla, keeps_cheap)
+        )
+        moe = self._model.moe if is_moe(self._model, number) else None
+        ffn = self._dense(keeps_cheap) if moe is None else self._mixture(moe, keeps_cheap)
+        elements = (4 if keeps_cheap else 2) * width + attention.elements + ffn.elements
+        wide = attention.wide + ffn.wide
+        return self.tokens * (elements * self.compute + wide * max(4, self.compute) + ffn.indices * INDEX)
+
+    def _attention(self, keeps_cheap: bool) -> _Kept:
+        model = self._model
+        elements = 2 * (model.heads + model.key_value_heads) * model.head_size
+        return _Kept(elements * (2 if keeps_cheap and model.qk_norm else 1), wide=model.heads)
+
+    def _latent(self, mla: LatentAttention, keeps_cheap: bool) -> _Kept:
+        heads, key = self._model.heads, mla.plain + mla.rotated
+        short = (mla.q_rank or 0) + mla.kv_rank + mla.rotated
+        if not keeps_cheap:
+            products = heads * (key + mla.plain + mla.value) + mla.rotated * self._tp
+            return _Kept(short + products + heads * key, wide=heads)
+        normed = (mla.q_rank or 0) + mla.kv_rank
+        cut = heads * mla.value if mla.value < key else 0
+        return _Kept(short + normed + 4 * heads * key + cut, wide=heads)
+
+    def _dense(self, keeps_cheap: bool) -> _Kept:
+        up = 2 if self._model.activation == "swiglu" else 1
+        return _Kept((up + keeps_cheap) * self._model.ffn, wide=0)
+
+    def _mixture(self, moe: Experts, keeps_cheap: bool) -> _Kept:
+        loss, choices = self._run.loss, moe.top_k
+        shared = (2 + keeps_cheap) * moe.ffn * moe.shared
+        arriving = choices * self._model.hidden if self._ep > 1 else 0
+        scores = 1 + (loss.router_z > 0) + (loss.balance_sequence > 0)
+        return _Kept(
+            elements=2 * moe.ffn * choices + arriving + shared,
+            wide=scores * moe.experts + 2 * choices,
+            indices=(3 if self._ep == 1 else 6) * choices,
+        )
+
+    def _parameters(self, shapes: Shapes) -> tuple[float, float]:
+        """Elements on one rank: those that tp cuts or leaves whole, and those of its experts."""
+        dense = sum(prod(shape) / self._cut(name, shape) for name, shape in shapes.items() if EXPERTS not in name)
+        return dense, sum(prod(shape) for name, shape in shapes.items() if EXPERTS in name) / self._ep
+
+    def _cut(self, name: str, shape: tuple[int, ...]) -> int:
+        return self._tp if len(shape) == 2 and not name.endswith(WHOLE) else 1
+
+    def _waiting(self, shapes: Shapes) -> float:
+        """The inputs of the matrices, and their output gradients, which row layers gather over tp to compute."""
+        elements = sum(
+            shape[0] * (self._tp if name.endswith(ROW_LAYERS) else 1) + shape[1]
+            for name, shape in shapes.items()
+            if len(shape) == 2 and not name.endswith(WITHOUT_DEFERRAL)
+        )
+        moe = self._model.moe
+        if moe is not None and any(EXPERTS in name for name in shapes):
+            inputs = self._model.hidden * (1 if self._ep == 1 else moe.top_k)
+            elements += inputs + moe.top_k * (3 * moe.ffn + self._model.hidden)
+        return self.tokens * elements * self.compute
