@@ -143,6 +143,34 @@ def test_every_rank_knows_the_labels_of_the_whole_step() -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("document_mask", [True, False])
+@pytest.mark.parametrize("lengths", [[1, 1, 3, 2, 40, 1, 5, 16, 17, 9, 1, 70], [130], [4] * 30], ids=str)
+def test_every_rank_knows_how_many_labels_each_depth_of_multi_token_prediction_has(
+    lengths: list[int], document_mask: bool
+) -> None:
+    sources, depths = [Counting(lengths), Counting([7] * 9, BASE)], SEQ + 1
+    options = {"document_mask": document_mask, "mtp": depths, "dp_size": 2}
+    loaders = [load(sources, dp_rank=rank, **options) for rank in range(2)]
+    for steps in zip(*(take(loader, 4) for loader in loaders), strict=True):
+        rows = [row for step in steps for each in step.microbatches for row in each.tokens]
+        expected = [sum(can_be_predicted(sources, row, depth, document_mask) for row in rows) for depth in range(18)]
+        for step in steps:
+            assert step.mtp_labels == tuple(expected[1:])
+            assert step.labels == expected[0]
+        assert expected[SEQ] == 0
+    for loader in loaders:
+        loader.close()
+
+
+def can_be_predicted(sources: list[Counting], tokens_s: torch.Tensor, depth: int, document_mask: bool) -> int:
+    """How many tokens of a window lie depth + 1 places after another one of it, and in the same document."""
+    source, first = divmod(int(tokens_s[0]), BASE)
+    places = range(first, int(tokens_s.max()) % BASE + 2)  # the last target is no input
+    starts = sources[source].starts if document_mask else [0]
+    document = {place: int(np.searchsorted(starts, place, side="right")) for place in places}
+    return sum(document.get(place + depth + 1) == document[place] for place in places)
+
+
 def take(loader: Loader, count: int) -> list:
     return [next(loader) for _ in range(count)]
 

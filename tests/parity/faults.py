@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fivefold.kernels import expert_feed_forward as kernels
+from fivefold.kernels.cross_entropy import linear_cross_entropy
 from fivefold.kernels.linear import WeightGradient
 from fivefold.kernels.partial_attention import Gradients
 from fivefold.model.ledger import Ledger
+from fivefold.model.mtp import inputs_ahead
 from fivefold.model.transformer import Transformer
 from fivefold.parallel import expert
 from fivefold.parallel.mesh import Mesh
@@ -155,6 +157,42 @@ def gates_lose_their_gradient() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def further_labels_of_own_share() -> Iterator[None]:
+    """Each rank of dp divides a depth's losses by the labels that it has itself."""
+    right = Ledger.__init__
+
+    def own_share(ledger: Ledger, *arguments: Any) -> None:
+        right(ledger, *arguments)
+        ledger.mtp_divisors = [each // dist.get_world_size() for each in ledger.mtp_divisors]
+
+    with patch.object(Ledger, "__init__", own_share):
+        yield
+
+
+@contextmanager
+def looking_ahead_in_own_slice() -> Iterator[None]:
+    """The token after a position is taken to be the one that the rank of cp holds after it."""
+
+    def shifted(tokens: Tensor, labels: Tensor, documents: Tensor | None, places: Tensor, depth: int) -> Any:
+        own = None if documents is None else documents[:, places]
+        return inputs_ahead(tokens[:, places], labels[:, places], own, torch.arange(len(places)), depth)
+
+    with patch("fivefold.model.transformer.inputs_ahead", shifted):
+        yield
+
+
+@contextmanager
+def head_without_factor() -> Iterator[None]:
+    """The head's weight takes the gradient of each depth as if it were the next token's."""
+
+    def unscaled(*inputs: Any, factor: float, **more: Any) -> Tensor:
+        return linear_cross_entropy(*inputs, **more)
+
+    with patch("fivefold.model.transformer.linear_cross_entropy", unscaled):
+        yield
+
+
 FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "": nullcontext,
     "gradients-not-reduced": gradients_not_reduced,
@@ -165,6 +203,9 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "one-weight-gradient-dropped": one_weight_gradient_dropped,
     "copy-of-the-embedding-not-added": copy_of_the_embedding_not_added,
     "copy-of-the-embedding-never-renewed": copy_of_the_embedding_never_renewed,
+    "further-labels-of-own-share": further_labels_of_own_share,
+    "looking-ahead-in-own-slice": looking_ahead_in_own_slice,
+    "head-without-factor": head_without_factor,
     "expert-gradients-doubled": expert_gradients_doubled,
     "counts-not-summed": counts_not_summed,
     "gates-lose-their-gradient": gates_lose_their_gradient,

@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fivefold.data.order import SampleOrder
 from fivefold.data.source import TokenSource
-from fivefold.data.windows import Spans, check_has_targets, check_long_enough, spans, window_count
+from fivefold.data.windows import Spans, check_has_targets, check_long_enough, labels_ahead, spans, window_count
 from fivefold.errors import UserError
 
 IGNORE = -100
@@ -87,6 +87,7 @@ def sample_numbers(cursor: int, global_size: int, micro_size: int, dp_rank: int,
 class Loader:
     """Steps without end for one data-parallel rank, from sample `samples` on.
 
+    mtp: depths of multi-token prediction, whose labels are counted too.
     device: where the microbatches are delivered; to a GPU they are copied from pinned memory, asynchronously.
     prefetch: steps that the thread prepares ahead. An error in the thread is raised by the next `next()`.
     Close it, or use it as a context manager.
@@ -105,6 +106,7 @@ class Loader:
         dp_rank: int = 0,
         dp_size: int = 1,
         samples: int = 0,
+        mtp: int = 0,
         device: torch.device | str = "cpu",
         prefetch: int = 2,
     ) -> None:
@@ -117,7 +119,7 @@ class Loader:
             check_has_targets(source, document_mask)
         self.device = torch.device(device)
         self._samples = samples
-        assemble = Assembler(sources, order, seq_len, document_mask, global_size, micro_size, dp_rank, dp_size)
+        assemble = Assembler(sources, order, seq_len, document_mask, global_size, micro_size, dp_rank, dp_size, mtp)
         self._ready: queue.Queue[Step | BaseException] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
         arguments = (assemble, samples, self.device.type == "cuda", self._ready, self._stop)
@@ -141,7 +143,7 @@ class Loader:
             self.close()
             raise item
         self._samples = item.first_sample + item.size
-        return Step([each.to(self.device) for each in item.microbatches], item.labels, item.first_sample, item.size)
+        return replace(item, microbatches=[each.to(self.device) for each in item.microbatches])
 
     def close(self) -> None:
         """Stop the thread and wait for it. May be called again."""
@@ -167,6 +169,7 @@ class Assembler:
     micro_size: int
     dp_rank: int
     dp_size: int
+    mtp: int
 
     def __call__(self, cursor: int) -> Step:
         source, window = self.order.locate(np.arange(cursor, cursor + self.global_size))
@@ -175,7 +178,8 @@ class Assembler:
         microbatches = [
             make_microbatch(self.sources, all_spans[rows], len(rows), self.seq_len, self.document_mask) for rows in mine
         ]
-        return Step(microbatches, int(all_spans.labels.sum()), cursor, self.global_size)
+        ahead = labels_ahead(self.sources, all_spans, self.mtp, self.document_mask)
+        return Step(microbatches, int(all_spans.labels.sum()), cursor, self.global_size, mtp_labels=ahead)
 
 
 def prepare_steps(assemble: Assembler, cursor: int, pin: bool, ready: queue.Queue[Any], stop: threading.Event) -> None:
@@ -185,8 +189,7 @@ def prepare_steps(assemble: Assembler, cursor: int, pin: bool, ready: queue.Queu
         try:
             item = assemble(cursor)
             if pin:
-                pinned = [each.pin_memory() for each in item.microbatches]
-                item = Step(pinned, item.labels, item.first_sample, item.size)
+                item = replace(item, microbatches=[each.pin_memory() for each in item.microbatches])
             cursor += item.size
         except BaseException as error:
             item = error

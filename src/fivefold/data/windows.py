@@ -81,3 +81,29 @@ def spans(
             edges = np.concatenate([start[mine] + 1, start[mine] + 1 + targets[mine]])
             first[mine], last[mine] = np.split(sources[number].documents_before(edges), 2)
     return Spans(source, start, targets, first, last, targets - (last - first))
+
+
+def labels_ahead(sources: Sequence[TokenSource], rows: Spans, depths: int, document_mask: bool) -> tuple[int, ...]:
+    """How many labels depths 1 to `depths` of multi-token prediction have in these windows: one more place ahead each.
+
+    A position of a document that the window holds n tokens of has a label at depth k if k + 1 more tokens follow in
+    it: n - 1 - k of them have. Without document masks the window is one document.
+    """
+    if depths == 0:
+        return ()
+    lengths = _lengths(sources, rows) if document_mask else rows.targets + 1
+    return tuple(int(np.maximum(lengths - 1 - depth, 0).sum()) for depth in range(1, depths + 1))
+
+
+def _lengths(sources: Sequence[TokenSource], rows: Spans) -> np.ndarray:
+    """Tokens of each document in each of the windows, inputs and the last target."""
+    found = []
+    for number in np.unique(rows.source):
+        mine = rows[rows.source == number]
+        beginning = mine.last_document - mine.first_document  # in each window, after its first token
+        ends = beginning.cumsum()
+        place = np.arange(ends[-1]) + np.repeat(mine.first_document - (ends - beginning), beginning)
+        begins = np.asarray(sources[number].starts[place], dtype=np.int64)
+        until = np.insert(begins, ends, mine.start + mine.targets + 1)
+        found.append(until - np.insert(begins, ends - beginning, mine.start))
+    return np.concatenate(found)

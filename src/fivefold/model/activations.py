@@ -7,7 +7,7 @@ belongs to one layer of this rank's stage.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from fivefold.model.saved import Pack, keep, unpack
 R = TypeVar("R")
 
 
-def activation_policies(recompute: Recompute, offload: Collection[int], layers: range) -> list[Policy]:
+def activation_policies(recompute: Recompute, offload: Collection[int], layers: Sequence[int]) -> list[Policy]:
     """One for each layer of a stage, in the order in which they run; `layers` are their numbers in the whole model.
 
     What the layers in `offload` keep waits in CPU memory, except in the last two of them before backward begins.

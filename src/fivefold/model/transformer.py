@@ -26,6 +26,7 @@ from fivefold.model.mtp import Depth, inputs_ahead, minimize_too
 from fivefold.model.part import WHOLE, Part
 from fivefold.model.spec import vocabulary
 from fivefold.parallel.context import positions
+from fivefold.parallel.state import TIED_COPY
 from fivefold.parallel.tensor import ColumnLinear, Embedding, vocabulary_share
 
 EMBEDDING = "embedding.weight"
@@ -46,7 +47,7 @@ class Transformer(nn.Module):
         if embeds(model, part):
             self.embedding = Embedding(vocabulary(model), model.hidden, part.tp, part.deferral)
             if not part.first:
-                self.embedding.tied_copy = EMBEDDING
+                setattr(self.embedding, TIED_COPY, EMBEDDING)
         if part.first:
             self.embedding_norm = norm(model) if model.embedding_norm else nn.Identity()
         layers, depths = part.layers_of(model), range(model.mtp if part.last else 0)
@@ -94,16 +95,17 @@ class Transformer(nn.Module):
         if labels_bs is None:
             return self.head.logits(state_td, tied_weight).unflatten(0, shared.rows)
         states, labels, factors = [state_td], [labels_bs[:, mine].flatten()], [1.0]
-        if ledger is not None:
-            for depth, module in enumerate(self.mtp.values()):
-                tokens_T, labels_T = inputs_ahead(tokens_bs, labels_bs, documents_bs, mine, depth + 1)
-                states.append(module(states[-1], self.embedding(tokens_T), shared))
-                labels.append(labels_T)
-                factors.append(self.part.objective.mtp / self.model.mtp * ledger.relative_divisor(depth))
-        loss, *others = self.head(states, labels, factors, tied_weight)
-        for depth, other in enumerate(others):
-            ledger.predicted(depth, other.detach())
-        return minimize_too(loss, others, factors[1:])
+        if ledger is None:
+            return self.head(states, labels, factors, tied_weight)[0]
+        for depth, module in enumerate(self.mtp.values()):
+            tokens_T, labels_T = inputs_ahead(tokens_bs, labels_bs, documents_bs, mine, depth + 1)
+            states.append(module(states[-1], self.embedding(tokens_T), shared))
+            labels.append(labels_T)
+            factors.append(self.part.objective.mtp / len(self.mtp) * ledger.divisor / ledger.mtp_divisors[depth])
+        loss, *further = self.head(states, labels, factors, tied_weight)
+        for depth, each in enumerate(further):
+            ledger.predicted(depth, each.detach())
+        return minimize_too(loss, further, factors[1:])
 
 
 def embeds(model: Model, part: Part) -> bool:
@@ -124,7 +126,7 @@ class Head(nn.Module):
         if model.tied and embeds(model, part):
             return
         if model.tied:
-            self.tied_copy = EMBEDDING
+            setattr(self, TIED_COPY, EMBEDDING)
         column = ColumnLinear(model.hidden, self.vocabulary, bias=False, tp=part.tp)
         self.weight, self.cuts = column.weight, column.cuts
 

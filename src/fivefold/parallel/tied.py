@@ -1,9 +1,10 @@
-"""Tied embeddings over pipeline stages: the first stage owns the weight, and the head of the last one has a copy of it.
+"""The embedding over pipeline stages: the first stage owns the weight, and the last one may have a copy of it.
 
-The copy is no parameter of its own: neither checkpoints nor the optimizer nor the gradient norm know it. Its gradient
-is added to the owner's once a step, and the owner's new weight comes back after each update. Both are cut alike by tp
-and FSDP, so ranks of the same (dp, cp, tp) coordinate exchange their pieces: one to the first stage before the norm,
-one to the last after the update, and none where one rank has both stages.
+It has one for a tied head, and for multi-token prediction, which looks tokens up. The copy is no parameter of its own:
+neither checkpoints nor the optimizer nor the gradient norm know it. Its gradient is added to the owner's once a step,
+and the owner's new weight comes back after each update. Both are cut alike by tp and FSDP, so ranks of the same
+(dp, cp, tp) coordinate exchange their pieces: one to the first stage before the norm, one to the last after the update,
+and none where one rank has both stages.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TiedEmbedding(Protocol):
 
 
 def tied_embedding(stages: Mapping[int, nn.Module], placement: Sequence[int], mesh: Mesh) -> TiedEmbedding | None:
-    """What this rank has to do for a tied embedding; None if the model has no copy, or this rank has no part in it.
+    """What this rank has to do for a copied embedding; None if the model has no copy, or this rank has no part in it.
 
     `stages` are those of this rank, wrapped and in their memory; `placement` says which rank has each. A collective
     call over pp, which also connects the two ranks.
@@ -117,8 +118,8 @@ class _Copy:
 
 def _copy_in(stage: nn.Module) -> tuple[str, nn.Parameter] | None:
     """The name of the weight that `stage` has a copy of, and the copy."""
-    head = next((module for module in stage.modules() if hasattr(module, TIED_COPY)), None)
-    return None if head is None else (getattr(head, TIED_COPY), head.get_parameter("weight"))
+    holder = next((module for module in stage.modules() if hasattr(module, TIED_COPY)), None)
+    return None if holder is None else (getattr(holder, TIED_COPY), holder.get_parameter("weight"))
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

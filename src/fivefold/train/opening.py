@@ -215,6 +215,7 @@ def _loader(run: Run, mesh: Mesh, data: RunData, progress: Progress) -> Loader:
         dp_rank=mesh.dp_rank,
         dp_size=mesh.dp,
         samples=progress.samples,
+        mtp=run.model.mtp,
         device=mesh.device,
     )
 
