@@ -16,7 +16,18 @@ from fivefold.errors import RunError, UserError
 from fivefold.model.hf_export import Shard, export, plan_shards
 from fivefold.model.hf_tokenizer import write_tokenizer
 from tests.model.hf_directories import adaptor_of, opened, read_model
-from tests.model.hf_models import END, bloom, exported, llama, qwen3, saved, tokenizer_file
+from tests.model.hf_models import (
+    END,
+    bloom,
+    deepseek,
+    exported,
+    llama,
+    mixtral,
+    qwen3,
+    qwen3_moe,
+    saved,
+    tokenizer_file,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +39,9 @@ def contents(directory):
     return {file.name: file.read_bytes() for file in sorted(directory.iterdir())}
 
 
-@pytest.mark.parametrize("make", [llama, qwen3, bloom, lambda: llama(tie_word_embeddings=True)])
+@pytest.mark.parametrize(
+    "make", [llama, qwen3, bloom, lambda: llama(tie_word_embeddings=True), mixtral, qwen3_moe, deepseek]
+)
 def test_what_is_imported_and_exported_again_is_what_transformers_wrote(tmp_path, make):
     source = saved(make(), tmp_path / "theirs")
     ours = exported(source, tmp_path / "ours")
