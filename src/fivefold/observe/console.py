@@ -156,6 +156,8 @@ class Pace:
 def describe(fields: Mapping[str, Any], remaining_s: float | None) -> str:
     """A step's measurements in one line, such as `loss 5.2134  norm 0.84  lr 3.00e-04  12.3k tok/s  left 1:02`."""
     parts = [f"loss {fields['loss']:.4f}", f"norm {fields['grad_norm']:.2f}", f"lr {fields['lr']:.2e}"]
+    if "moe_load_max" in fields:
+        parts.append(f"max load {fields['moe_load_max']:.2f}")
     parts.append(f"{short(fields['tok_per_s'])} tok/s")
     if fields.get("mfu") is not None:
         parts.append(f"mfu {fields['mfu']:.1%}")

@@ -1,5 +1,7 @@
 """metrics.jsonl: what each optimizer step measured, one line a step, written once even when a crash repeats the step.
 
+experts.jsonl is another such file, of the steps at which it is due.
+
 The train loop writes a step's line, then validates and adds to that line, then saves. So when a checkpoint of step k
 exists, line k is whole; when the run dies before, the line goes at resume and is written again by the repeated step.
 """
@@ -8,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from fivefold.observe.lines import LineFile, read_lines
 
 
 class StepRecord(TypedDict):
-    """What a line holds at least. All numbers are over all ranks unless said otherwise."""
+    """What a line holds at least. All numbers are over all ranks unless said otherwise.
+
+    The load of an expert is its share of a layer's choices over the share of each if all were equal: 1 is even. Models
+    with multi-token prediction have mtp_loss/1, mtp_loss/2 and so on too: the mean loss of each depth, in nats.
+    """
 
     step: int
     """Optimizer steps done, this one included: the first is 1. Step 0 has a line with validation only."""
@@ -37,10 +43,25 @@ class StepRecord(TypedDict):
     None where the peak is not known, as on a CPU."""
     mem_peak_gib: float
     """Most memory that any rank held at once so far, in GiB: allocated on a GPU, resident on a CPU."""
+    moe_load_max: NotRequired[float]
+    """With experts: the largest load of all experts in all layers."""
+    moe_load_mean: NotRequired[float]
+    """With experts: the mean over layers of the largest load in each."""
+    moe_entropy: NotRequired[float]
+    """With experts: the mean over layers of the entropy of the choices, as a share of its largest, ln(experts)."""
+    moe_dropped: NotRequired[float]
+    """With experts: the share of all choices that found their expert full."""
+    balance_loss: NotRequired[float]
+    """With such a loss: all balance losses, as they are added to the loss."""
+    z_loss: NotRequired[float]
+    """With such a loss: the router's z-loss, as it is added to the loss."""
+    moe_exchange_s: NotRequired[float]
+    """With experts over several ranks: seconds in which a rank's device stood still for all-to-alls in the step before,
+    of the rank that waited longest. The first step of a start has none."""
 
 
 class MetricsFile:
-    """The metrics of the run at `path`, one line a step.
+    """The metrics of the run at `path`, one line a step; or other fields of steps, in a file of their own.
 
     `resume_step` is the step of the checkpoint that the run goes on from: lines after it are dropped, and so is a torn
     last line. None starts anew and drops all. Raises OSError where the file cannot be written; lines that a full disk

@@ -7,7 +7,7 @@ for and cannot have (no wandb, no folder to write to) is an error, before the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +18,21 @@ from fivefold.observe.events import EventsFile
 from fivefold.observe.metrics import MetricsFile, StepRecord
 from fivefold.observe.sinks import Sink, TensorBoard, WeightsAndBiases, require_sinks, scalars
 
+METRICS, EVENTS, EXPERTS = "metrics.jsonl", "events.jsonl", "experts.jsonl"
+"""Their names in the run's folder."""
+
 
 class Observer(Protocol):
-    """What the train loop may report. Order in step k: `step`, `validation`, `sync`, then the checkpoint of step k."""
+    """What the train loop may report.
+
+    Order in step k: `step`, `experts`, `validation`, `sync`, then the checkpoint of step k.
+    """
 
     def step(self, record: StepRecord) -> None:
         """An optimizer step is done."""
+
+    def experts(self, step: int, choices: Mapping[int, Sequence[int]]) -> None:
+        """How often each expert was chosen in `step`, by the number of its layer; nothing for a model without them."""
 
     def validation(self, step: int, losses: Mapping[str, float]) -> None:
         """The validation sets were read after `step`; the values join that step's line as val_loss/NAME."""
@@ -57,6 +66,9 @@ class SilentObserver:
     def step(self, record: StepRecord) -> None:
         """Nothing."""
 
+    def experts(self, step: int, choices: Mapping[int, Sequence[int]]) -> None:
+        """Nothing."""
+
     def validation(self, step: int, losses: Mapping[str, float]) -> None:
         """Nothing."""
 
@@ -71,12 +83,13 @@ class SilentObserver:
 
 
 class RunObserver:
-    """Writes metrics.jsonl and events.jsonl in `folder`, and feeds the console and the charts that the run asks for."""
+    """Writes the files of lines in `folder`, and feeds the console and the charts that the run asks for."""
 
     def __init__(self, run: Run, folder: Path, resume_step: int | None, console: Console) -> None:
         try:
-            self._metrics = MetricsFile(folder / "metrics.jsonl", resume_step)
-            self._events = EventsFile(folder / "events.jsonl")
+            self._metrics = MetricsFile(folder / METRICS, resume_step)
+            self._events = EventsFile(folder / EVENTS)
+            self._experts = None if run.model.moe is None else MetricsFile(folder / EXPERTS, resume_step)
         except OSError as error:
             raise RunError(f"cannot write the run's files in {folder}: {error.strerror or error}") from error
         self._every = run.log.every
@@ -92,27 +105,33 @@ class RunObserver:
     def step(self, record: StepRecord) -> None:
         """Every step goes to metrics.jsonl; the first, the last and every log.every-th to console and charts too."""
         step = record["step"]
-        self._keep("metrics.jsonl", lambda: self._metrics.write(step, record))
-        if step % self._every == 0 or step in (1, self._last):
+        self._keep(METRICS, lambda: self._metrics.write(step, record))
+        if self._due(step):
             self._show(lambda: self._console.step(record))
             self._chart(step, record)
+
+    def experts(self, step: int, choices: Mapping[int, Sequence[int]]) -> None:
+        """The first step, the last and every log.every-th go to experts.jsonl."""
+        file = self._experts
+        if file is not None and self._due(step):
+            self._keep(EXPERTS, lambda: file.write(step, {"counts": choices}))
 
     def validation(self, step: int, losses: Mapping[str, float]) -> None:
         """Always shown, whatever log.every is."""
         fields = {f"val_loss/{name}": loss for name, loss in losses.items()}
-        self._keep("metrics.jsonl", lambda: self._metrics.write(step, fields))
+        self._keep(METRICS, lambda: self._metrics.write(step, fields))
         self._show(lambda: self._console.message(describe_validation(step, losses)))
         self._chart(step, fields)
 
     def event(self, kind: str, **fields: Any) -> None:
         """One line in events.jsonl and one on the console."""
-        self._keep("events.jsonl", lambda: self._events.write(kind, **fields))
+        self._keep(EVENTS, lambda: self._events.write(kind, **fields))
         self._show(lambda: self._console.message(str(fields.get("message") or _describe_event(kind, fields))))
 
     def sync(self) -> None:
         """A disk that refuses is no reason to stop: the lines wait, and a resume repeats the steps that it lacks."""
-        self._keep("metrics.jsonl", self._metrics.sync)
-        self._keep("events.jsonl", self._events.sync)
+        for name, file in self._files().items():
+            self._keep(name, file.sync)
 
     def close(self) -> None:
         """Charts first, so that their failure is still an event."""
@@ -120,8 +139,15 @@ class RunObserver:
             self._guard(sink, sink.close)
         self._sinks.clear()
         self._show(self._console.close)
-        self._keep("metrics.jsonl", self._metrics.close)
-        self._keep("events.jsonl", self._events.close)
+        for name, file in self._files().items():
+            self._keep(name, file.close)
+
+    def _files(self) -> dict[str, MetricsFile | EventsFile]:
+        files: dict[str, MetricsFile | EventsFile] = {METRICS: self._metrics, EVENTS: self._events}
+        return files if self._experts is None else {**files, EXPERTS: self._experts}
+
+    def _due(self, step: int) -> bool:
+        return step % self._every == 0 or step in (1, self._last)
 
     def _show(self, call: Callable[[], None]) -> None:
         """A terminal that was closed under the run takes nothing more."""

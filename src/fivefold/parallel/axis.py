@@ -8,12 +8,15 @@ and joined along dimension 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from fivefold.parallel.stopwatch import Stopwatch
 
 GATHER, REDUCE_SCATTER = (
     new if hasattr(dist, new) else old
@@ -33,11 +36,14 @@ class Pending:
     works: Sequence[Any]
     source: Tensor
     """Kept until the transfer has ended."""
+    stopwatch: Stopwatch | None = None
+    """Times the waiting."""
 
     def wait(self) -> Tensor:
         """The result, once it is there."""
-        for work in self.works:
-            work.wait()
+        with nullcontext() if self.stopwatch is None else self.stopwatch.running():
+            for work in self.works:
+                work.wait()
         return self.result
 
 
@@ -49,6 +55,8 @@ class Axis:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     """None with one rank only."""
+    stopwatch: Stopwatch | None = field(default=None, compare=False)
+    """Times how long this rank waits for what the others send in all-to-alls."""
 
     def start_gather(self, x: Tensor) -> Pending:
         """(t, ...) of each rank, joined in the order of the ranks: (size t, ...)."""
@@ -82,7 +90,7 @@ class Axis:
         x = x.contiguous()
         out = x.new_empty((sum(receive), *x.shape[1:]))
         work = dist.all_to_all_single(out, x, list(receive), list(send), group=self.group, async_op=True)
-        return Pending(out, [work], x)
+        return Pending(out, [work], x, self.stopwatch)
 
     def gather(self, x: Tensor) -> Tensor:
         """As `start_gather`, waited for."""

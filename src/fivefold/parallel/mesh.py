@@ -30,6 +30,7 @@ from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.grid import Grid
 from fivefold.parallel.links import NO_LINKS, Links
 from fivefold.parallel.rendezvous import RENDEZVOUS
+from fivefold.parallel.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -78,9 +79,11 @@ class Mesh:
 
     @cached_property
     def ep(self) -> Axis:
-        """The ranks that share out the experts; as `experts`."""
+        """The ranks that share out the experts, whose transfers are timed; as `experts`."""
         ep = self.parallel.ep
-        return Axis(ep, self.rank % ep, self.experts["ep"].get_group()) if ep > 1 else ALONE
+        if ep == 1:
+            return ALONE
+        return Axis(ep, self.rank % ep, self.experts["ep"].get_group(), Stopwatch(self.device))
 
     @property
     def counts(self) -> bool:

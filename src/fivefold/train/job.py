@@ -75,6 +75,7 @@ class Job:
         if reading is None:
             return
         self.observer.step(reading.record)
+        self.observer.experts(reading.record["step"], reading.choices)
         stop, save = reading.asked
         self.asked_to_stop |= stop
         self.asked_to_save |= save
