@@ -52,6 +52,14 @@ def test_foreach_mul_multiplies_in_place_by_a_tensor() -> None:
     assert [tensor.unique().tolist() for tensor in tensors] == [[0.5], [1.0], []]
 
 
+def test_foreach_add_adds_a_number_in_place() -> None:
+    tensors = [torch.zeros(()), torch.full((), 2.0)]
+    kept = list(tensors)
+    names.foreach_add_(tensors, torch.tensor(0.5))
+    assert all(before is after for before, after in zip(kept, tensors, strict=True))
+    assert [float(tensor) for tensor in tensors] == [0.5, 2.5]
+
+
 def test_cpu_multiplies_answers_for_every_format() -> None:
     assert names.cpu_multiplies(torch.float32) is True
     assert names.cpu_multiplies(torch.float64) is True

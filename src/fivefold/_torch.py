@@ -30,6 +30,11 @@ def foreach_mul_(tensors: list[Tensor], factor: Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
+def foreach_add_(tensors: list[Tensor], summand: Tensor) -> None:
+    """Add `summand`, a single number, to each tensor, in place, in few kernels."""
+    torch._foreach_add_(tensors, summand)
+
+
 def cpu_multiplies(dtype: torch.dtype) -> bool:
     """Whether this CPU has fast matrix products in `dtype`; many have no bf16 or fp16 instructions."""
     if dtype == torch.bfloat16:

@@ -17,22 +17,21 @@ def adamw_(
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     step: Tensor,
+    divisor: Tensor,
+    found_inf: Tensor,
     lr: float,
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
-    divisor: Tensor,
-    found_inf: Tensor,
 ) -> None:
     """As `fivefold.kernels.adamw.adamw_`, computed in fp32, for formats of at most that."""
     n = param.numel()
     if n:
         complements = [1.0 - beta for beta in betas]  # here, in fp64: in fp32 1 - 0.999 would be off by 3e-5 of itself
         logarithms = [math.log(beta) if beta else -math.inf for beta in betas]
-        _adamw[(triton.cdiv(n, BLOCK),)](
-            param, grad, exp_avg, exp_avg_sq, step, divisor, found_inf, n, float(lr), float(lr * weight_decay),
-            float(eps), *map(float, betas), *complements, *logarithms, BLOCK,
-        )  # fmt: skip
+        numbers = map(float, (lr, lr * weight_decay, eps, *betas, *complements, *logarithms))
+        tensors = (param, grad.contiguous(), exp_avg, exp_avg_sq, step, divisor, found_inf)
+        _adamw[(triton.cdiv(n, BLOCK),)](*tensors, n, *numbers, BLOCK)
 
 
 @triton.jit

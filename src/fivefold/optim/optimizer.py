@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fivefold._torch import divides_in_kernel, foreach_mul_
 from fivefold.config.run import Optim
 from fivefold.errors import UserError
+from fivefold.optim.adamw import AdamW
 from fivefold.optim.norm import SumsOfSquares
 from fivefold.parallel.state import ShardedParameter, local_part
 from fivefold.plugins import find
@@ -24,8 +25,10 @@ Factory = Callable[[list[dict[str, Any]], Optim], torch.optim.Optimizer]
 
 
 def adamw(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019), one kernel for all parameters."""
-    return torch.optim.AdamW(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
+    """AdamW (Loshchilov & Hutter 2019): on CUDA by a kernel of our own, else by torch's fused one."""
+    ours = all(AdamW.takes(parameter) for group in groups for parameter in group["params"])
+    kind = AdamW if ours else torch.optim.AdamW
+    return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=True)
 
 
 OPTIMIZERS: Mapping[str, Factory] = {"adamw": adamw}
