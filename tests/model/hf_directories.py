@@ -34,7 +34,7 @@ def opened(directory: Path, **change) -> Weights:
 
 
 def loaded_by_a_rank(team: Team, directory: Path) -> dict[str, Tensor]:
-    """Each parameter as its ranks hold it together, after every rank loaded its own shard into dirty memory."""
+    """Each tensor as its ranks hold it together, after every rank loaded its own shard into dirty memory."""
     model = read_model(directory)
     module = Transformer(model).bfloat16()
     for number, owner in enumerate(m for m in module.modules() if m._parameters):
@@ -43,5 +43,7 @@ def loaded_by_a_rank(team: Team, directory: Path) -> dict[str, Tensor]:
             dirty = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
             sharded = distribute_tensor(dirty, team.meshes["dp3"], [Shard(dimension)])
             setattr(owner, name, nn.Parameter(sharded))
-    load_into(dict(module.named_parameters()), opened(directory))
-    return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()}
+    weights = opened(directory)
+    buffers = {name: buffer.fill_(torch.nan) for name, buffer in module.named_buffers() if name in weights.entries}
+    load_into(dict(module.named_parameters()) | buffers, weights)
+    return {name: parameter.full_tensor().detach() for name, parameter in module.named_parameters()} | buffers

@@ -12,7 +12,7 @@ from fivefold.model.hf_import import load_huggingface, load_into, open_weights
 from fivefold.model.transformer import Transformer
 from tests.checkpoint.crew import Crew
 from tests.model.hf_directories import adaptor_of, loaded_by_a_rank, opened, read_model
-from tests.model.hf_models import bloom, llama, saved
+from tests.model.hf_models import bloom, deepseek, llama, mixtral, saved
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -206,9 +206,9 @@ def crew(tmp_path_factory):
     crew.close()
 
 
-@pytest.mark.parametrize("make", [lambda: llama(num_key_value_heads=4), bloom])
+@pytest.mark.parametrize("make", [lambda: llama(num_key_value_heads=4), bloom, mixtral, deepseek])
 def test_three_ranks_load_their_own_shards_of_any_dimension_in_the_parameters_type(tmp_path, make, crew):
-    """Rows that no number of ranks divides: 1003 of the embedding, heads in groups, gate and up in pairs."""
+    """No number of ranks divides the rows: 1003 of the embedding, heads in groups, gate and up in pairs, experts."""
     directory = saved(make(), tmp_path / "theirs")
     whole = {name: tensor.bfloat16() for name, tensor in opened(directory)}
     for loaded in crew.run(loaded_by_a_rank, directory, ranks=3):
