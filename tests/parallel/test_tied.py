@@ -46,7 +46,7 @@ def tied_parameters(layout: Layout, stages: dict[int, Any]) -> dict[str, Sharded
     found = {"owner": sharded_parameters(stages, layout.mesh)[OWNER]} if 0 in stages else {}
     if last in stages:
         head = stages[last].head
-        found["copy"] = _sharded(head.weight, last, head.cuts["weight"], layout.mesh)
+        found["copy"] = _sharded(head.weight, last, head, "weight", layout.mesh)
     return found
 
 

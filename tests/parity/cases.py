@@ -118,13 +118,16 @@ MODELS |= {
 }
 UNWANTED = {"moe-empty": (0, 2, 3, 7), "moe-one": (0, 1, 2, 3, 4, 6, 7)}
 """Experts whose bias is so low that no token goes there."""
+MODELS["mtp-moe"] = MODELS["moe-bias"].model_copy(update={"mtp": 2})
 LOSSES = {
     **{name: Loss(mtp=0.7) for name in ("mtp", "mtp-2", "mtp-2-tied", "mtp-bloom")},
+    "mtp-moe": Loss(mtp=0.7, balance_sequence=0.3, router_z=0.05),
     "moe-sequence": Loss(balance_sequence=0.7, router_z=0.05),
     "moe-global": Loss(balance_global=0.9, router_z=0.05),
     "moe-bias": Loss(balance_sequence=0.3),
 }
 ROUTING = {"moe-capacity": Routing(capacity_factor=0.9), "moe-bias": Routing(bias_rate=0.05)}
+ROUTING["mtp-moe"] = ROUTING["moe-bias"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ LAYOUTS = [
     Case("mtp", pp=2, schedule="zb-h1", tp=2, micro=2, packed=True),
     Case("mtp-2-tied", pp=2, schedule="dualpipe-v", chunks=2, tp=2, micro=2),
     Case("mtp", pp=2, schedule="interleaved", chunks=2, dp=2, zero=3, micro=1, recompute="selective", packed=True),
+    Case("mtp-2", pp=2, micro=2, offload=("optimizer", "parameters", "activations"), packed=True),
+    Case("mtp-moe", dp=2, ep=2, zero=3, recompute="selective", packed=True),
+    Case("mtp-moe", pp=2, schedule="zb-v", chunks=2, cp=2, ep=2, micro=2, recompute="full", packed=True),
     Case("mtp-2-tied", pp=4, cp=2, method="gather", micro=2, packed=True),
 ]
 

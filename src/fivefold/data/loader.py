@@ -178,7 +178,7 @@ class Assembler:
         microbatches = [
             make_microbatch(self.sources, all_spans[rows], len(rows), self.seq_len, self.document_mask) for rows in mine
         ]
-        ahead = labels_ahead(self.sources, all_spans, self.mtp, self.document_mask)
+        ahead = labels_ahead(self.sources, all_spans, self.mtp)
         return Step(microbatches, int(all_spans.labels.sum()), cursor, self.global_size, mtp_labels=ahead)
 
 

@@ -83,15 +83,15 @@ def spans(
     return Spans(source, start, targets, first, last, targets - (last - first))
 
 
-def labels_ahead(sources: Sequence[TokenSource], rows: Spans, depths: int, document_mask: bool) -> tuple[int, ...]:
+def labels_ahead(sources: Sequence[TokenSource], rows: Spans, depths: int) -> tuple[int, ...]:
     """How many labels depths 1 to `depths` of multi-token prediction have in these windows: one more place ahead each.
 
     A position of a document that the window holds n tokens of has a label at depth k if k + 1 more tokens follow in
-    it: n - 1 - k of them have. Without document masks the window is one document.
+    it: n - 1 - k of them have. A window that was described without document masks is one document.
     """
     if depths == 0:
         return ()
-    lengths = _lengths(sources, rows) if document_mask else rows.targets + 1
+    lengths = _lengths(sources, rows)
     return tuple(int(np.maximum(lengths - 1 - depth, 0).sum()) for depth in range(1, depths + 1))
 
 
