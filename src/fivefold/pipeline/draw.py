@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from fivefold.pages import say
 from fivefold.pipeline.schedule import Kind
 from fivefold.pipeline.timeline import Timeline
 
@@ -53,11 +54,6 @@ class Panel:
             ("bubble", f"{timeline.bubble:.4f}"),
             ("peak activations by rank", " ".join(map(say, timeline.peak))),
         ]
-
-
-def say(value: float) -> str:
-    """A number in at most five digits, more only before its point."""
-    return f"{value:.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
 
 
 def last_end(panels: Sequence[Panel]) -> float:

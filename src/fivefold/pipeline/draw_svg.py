@@ -7,13 +7,13 @@ no torch.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from fivefold.pipeline.draw import NAMES, Panel, last_end, say
+from fivefold.pages import round_step, say
+from fivefold.pipeline.draw import NAMES, Panel, last_end
 from fivefold.pipeline.draw_colours import COMMUNICATION, HELD, IDLE, ink, shade
 from fivefold.pipeline.schedule import KINDS, Action
 from fivefold.pipeline.timeline import Span, Transfer
@@ -216,7 +216,7 @@ def _class(panel: Panel, action: Action) -> str:
 
 def _axis(panel: Panel, scale: _Scale, top: int) -> str:
     """Marks at round times up to the panel's end."""
-    step = _round_step(scale.until / 10)
+    step = round_step(scale.until / 10)
     parts = []
     for number in range(int(panel.timeline.makespan / step) + 1):
         x = scale.x(number * step)
@@ -226,12 +226,6 @@ def _axis(panel: Panel, scale: _Scale, top: int) -> str:
     if panel.unit:
         parts.append(f'<text x="{scale.x(panel.timeline.makespan) + 6:g}" y="{top + 15}">{panel.unit}</text>')
     return "".join(parts)
-
-
-def _round_step(rough: float) -> float:
-    """The next larger of 1, 2, 5, 10, ..."""
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
 
 
 def _curve(panel: Panel, rank: int, most: float, scale: _Scale) -> str:

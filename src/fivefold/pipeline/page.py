@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from fivefold.pages import document
 from fivefold.pipeline.draw import Panel
 from fivefold.pipeline.draw_svg import comfortable_width, svg
 
@@ -28,14 +29,10 @@ def page(title: str, panels: Sequence[Panel], notes: Sequence[str] = ()) -> str:
         f"<tr><th>{name}</th>" + "".join(f"<td>{escape(column[number][1])}</td>" for column in columns) + "</tr>"
         for number, (name, _) in enumerate(columns[0])
     )
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
-            f"<h1>{escape(title)}</h1>",
-            *(f"<p>{escape(note)}</p>" for note in notes),
-            f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>",
-            f'<div class="wide">{svg(panels, comfortable_width(panels))}</div>',
-            "</body></html>\n",
-        ]
-    )
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(note)}</p>" for note in notes),
+        f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>",
+        f'<div class="wide">{svg(panels, comfortable_width(panels))}</div>',
+    ]
+    return document(title, _STYLE, body)

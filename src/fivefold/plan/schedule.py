@@ -14,8 +14,9 @@ from typing import Any
 from fivefold.config.schedules import demands_of, is_file
 from fivefold.durable import replace_file
 from fivefold.errors import UserError
+from fivefold.pages import say
 from fivefold.pipeline.check import require_sound
-from fivefold.pipeline.draw import Panel, last_end, say
+from fivefold.pipeline.draw import Panel, last_end
 from fivefold.pipeline.draw_svg import svg
 from fivefold.pipeline.draw_text import legend, painted, text_rows
 from fivefold.pipeline.named import make_schedule, placement_of

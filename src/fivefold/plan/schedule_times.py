@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fivefold.errors import UserError
-from fivefold.pipeline.draw import say
+from fivefold.pages import say
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
 from fivefold.pipeline.times import LONGEST, SHORTEST, Times
 
