@@ -38,10 +38,13 @@ def add_grouped_weight_gradient(
 ) -> Tensor:
     """total + g^T x of each expert's rows, in place; without a total, a new one.
 
-    The total has the format `dtype`, which may be wider than the factors'. torch's grouped product is rounded to theirs
-    before it is added.
+    The total has the format `dtype`, which may be wider than the factors': nothing is then rounded to theirs.
     """
     g_ro, x_ri = g_ro.detach().contiguous(), x_ri.detach().contiguous()
+    if g_ro.is_cuda and g_ro.dtype == torch.bfloat16 and dtype == torch.float32:
+        from fivefold.kernels.grouped_triton import add_weight_gradient
+
+        return add_weight_gradient(total_eoi, g_ro, x_ri, ends_e)
     if _torch_takes(g_ro, x_ri.shape[1]):
         from fivefold.kernels.grouped_triton import zero_empty_
 
