@@ -45,6 +45,8 @@ def test_all_activations_are_those_of_all_layers_and_without_offload_of_none() -
     run = run_of(TINY_VOCABULARY, pp=2, layers_per_stage=[2, 3])
     assert offloaded_layers(offloading(run, "activations")) == [{0, 1}, {2, 3, 4}]
     assert offloaded_layers(offloading(run, "optimizer")) == [frozenset(), frozenset()]
+    further = run.model_copy(update={"model": run.model.model_copy(update={"mtp": 2})})
+    assert offloaded_layers(offloading(further, "activations")) == [{0, 1}, {2, 3, 4, 5, 6}]
 
 
 def test_ranks_that_keep_the_same_offload_nothing() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fivefold.config.run import Data, Model, Parallel, Run, Source
+from fivefold.config.run import Data, Experts, Model, Parallel, Run, Source
 from fivefold.errors import UserError
 from fivefold.model.spec import layer_shapes
 from fivefold.pipeline.memory_balance import peak_bytes
@@ -143,6 +143,78 @@ def rank_costs(model: Model, placement: tuple[int, ...], split: list[int]) -> li
         [cost for cost, holder in zip(costs, placement, strict=True) if holder == rank]
         for rank in range(max(placement) + 1)
     ]
+
+
+MIXTURES = [
+    ("1f1b", 2, 1, {"dense_layers": 3, "ffn": 5}),
+    ("1f1b", 3, 1, {"dense_layers": 2, "ffn": 60}),
+    ("1f1b", 4, 1, {"dense_layers": 4, "ffn": 30, "shared": 1}),
+    ("zb-v", 2, 2, {"dense_layers": 1, "ffn": 90}),
+    ("zb-v", 3, 2, {"dense_layers": 3, "ffn": 4}),
+    ("interleaved", 2, 2, {"dense_layers": 2, "ffn": 40}),
+    ("interleaved", 2, 3, {"dense_layers": 1, "ffn": 100}),
+]
+"""Schedule, ranks and chunks, and a mixture whose dense layers, of width 80, take more than the others, or less."""
+
+
+def mixture(further: int = 0, **given: Any) -> Model:
+    moe = Experts(**({"experts": 8, "top_k": 3} | given))
+    return SMALL.model_copy(update={"layers": 9, "moe": moe, "mtp": further})
+
+
+def stage_ranges(split: list[int]) -> list[range]:
+    return [range(end - n, end) for n, end in zip(split, accumulate(split), strict=True)]
+
+
+@pytest.mark.parametrize(("schedule", "pp", "chunks", "moe"), MIXTURES)
+@pytest.mark.parametrize("further", [0, 1])
+def test_where_layers_differ_no_split_has_a_less_busy_busiest_rank(
+    schedule: str, pp: int, chunks: int, moe: dict[str, int], further: int
+) -> None:
+    model, placement = mixture(further, **moe), placement_of(schedule, pp, chunks)
+    dense, routed = 3 * 48 * 80, 3 * 48 * 3 * moe["ffn"] + 3 * 48 * moe["ffn"] * moe.get("shared", 0) + 8 * 48
+    attention = 48 * (12 + 2 * 4) * 8 + 48 * 96
+    head = 1003 * 48
+
+    def busiest(split: list[int]) -> Fraction:
+        costs = [
+            Fraction(sum(attention + (dense if n < moe["dense_layers"] else routed) for n in layers))
+            for layers in stage_ranges(split)
+        ]
+        costs[0] += Fraction(head, 8)
+        costs[-1] += head + further * (head + attention + routed + 2 * 48 * 48)
+        return max(
+            sum(cost for cost, holder in zip(costs, placement, strict=True) if holder == rank) for rank in range(pp)
+        )
+
+    found = counts(model, pp, chunks, schedule=schedule)
+    assert busiest(found) == min(map(busiest, splits(9, pp * chunks)))
+
+
+@pytest.mark.parametrize(("schedule", "pp", "moe"), [(s, pp, moe) for s, pp, _, moe in MIXTURES if s == "1f1b"])
+def test_where_layers_differ_no_split_has_a_less_full_fullest_rank(schedule: str, pp: int, moe: dict[str, int]) -> None:
+    run = run_of(mixture(**moe), pp=pp, schedule=schedule, layers_per_stage="memory")
+    order, count = schedule_of_run(run), ByteCount(run)
+
+    def fullest(split: list[int]) -> float:
+        stages = [count.stage(layers, stage == 0, stage == pp - 1) for stage, layers in enumerate(stage_ranges(split))]
+        return max(stages[rank].state + peak_bytes(order, rank, stages) for rank in range(pp))
+
+    found = [len(layers) for layers in stage_layers(run)]
+    assert fullest(found) == pytest.approx(min(map(fullest, splits(9, pp))))
+
+
+def test_deepseek_v3_leaves_the_stage_with_the_further_prediction_one_layer() -> None:
+    """Two heads and the block: 4.3 layers' work, of which the further one is 2.8."""
+    model = preset("deepseek-v3")
+    assert counts(model, 16) == [*[4] * 15, 1]
+    assert counts(model.model_copy(update={"mtp": 0}), 16) == [3, *[4] * 14, 2]
+
+
+def test_by_memory_a_stage_of_dense_layers_has_more_of_them() -> None:
+    """A dense layer of DeepSeek-V3 has a twentieth of the parameters of one with experts."""
+    first, *others = counts(preset("deepseek-v3"), 16, layers_per_stage="memory")
+    assert first > max(others)
 
 
 def squares(costs: list[Fraction]) -> Fraction:

@@ -19,7 +19,7 @@ each token of its rank
                                                                    come as go: an uneven load keeps more on some ranks
 
 Weight gradients that wait hold the inputs and output gradients of the products, those behind tp's sums on all its
-tokens; experts one input a token, or with ep a choice. Imports no torch.
+tokens; experts one input a token, or with ep a choice. What two products have as input is kept once. Imports no torch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,14 @@ ROW_LAYERS = ("output.weight", "down.weight")
 """The matrices whose columns tp cuts."""
 WHOLE = ("router.weight", "q_a.weight", "kv_a.weight", "project.weight")
 """The matrices that every rank of tp has whole."""
+SAME_INPUT = ("kv_a.weight", "shared.gate_up.weight")
+"""The matrices whose input is that of another: of the queries' first one, and of the experts."""
 WITHOUT_DEFERRAL = ("router.weight",)
 """The matrices whose gradients never wait."""
+
+AROUND = {"none": 6, "selective": 4, "full": 2, "offloaded": 1}
+"""Of a depth of multi-token prediction, what it keeps of a token beside its block, in widths: the gradient of the
+head's input; the state and the embedding that it is given; the last norm's input; the projection's input, of two."""
 
 
 @dataclass(frozen=True)
@@ -97,25 +103,19 @@ class LayerCount:
         return LayerBytes(*self._parameters(shapes), self.kept(number), self._waiting(shapes))
 
     def depth(self, number: int) -> LayerBytes:
-        """Depth number `number` (from 0) of multi-token prediction: its block, and what is around it.
-
-        That is the embedding's rows, the norms and the projection's input, and as in the head the last norm's input and
-        the gradient of its output.
-        """
-        shapes = mtp_shapes(self._model, number)
-        around = 6 * self.tokens * self._model.hidden * self.compute
-        kept = self.kept(self._model.layers + number) + around
+        """Depth number `number` (from 0) of multi-token prediction: its block, and what is around it."""
+        shapes, block = mtp_shapes(self._model, number), self._model.layers + number
+        around = AROUND["offloaded" if self._offloaded else self._mode(block)]
+        kept = self.kept(block) + around * self.tokens * self._model.hidden * self.compute
         return LayerBytes(*self._parameters(shapes), kept, self._waiting(shapes))
 
     def kept(self, number: int) -> float:
         """What layer number `number` keeps on the device of a microbatch: nothing, if all layers are offloaded."""
-        return 0.0 if "activations" in self._run.offload else self.saved(number)
+        return 0.0 if self._offloaded else self.saved(number)
 
     def saved(self, number: int) -> float:
         """What layer number `number` keeps of a microbatch, here or in CPU memory."""
-        recompute = self._run.recompute
-        mode = recompute.mode if number % recompute.every == 0 else "none"
-        width = self._model.hidden
+        mode, width = self._mode(number), self._model.hidden
         if mode == "full":
             return self.tokens * width * self.compute
         keeps_cheap = mode == "none"
@@ -127,6 +127,14 @@ class LayerCount:
         elements = (4 if keeps_cheap else 2) * width + attention.elements + ffn.elements
         wide = attention.wide + ffn.wide
         return self.tokens * (elements * self.compute + wide * max(4, self.compute) + ffn.indices * INDEX)
+
+    @property
+    def _offloaded(self) -> bool:
+        return "activations" in self._run.offload
+
+    def _mode(self, number: int) -> str:
+        recompute = self._run.recompute
+        return recompute.mode if number % recompute.every == 0 else "none"
 
     def _attention(self, keeps_cheap: bool) -> _Kept:
         model = self._model
@@ -168,13 +176,11 @@ class LayerCount:
 
     def _waiting(self, shapes: Shapes) -> float:
         """The inputs of the matrices, and their output gradients, which row layers gather over tp to compute."""
-        elements = sum(
-            shape[0] * (self._tp if name.endswith(ROW_LAYERS) else 1) + shape[1]
-            for name, shape in shapes.items()
-            if len(shape) == 2 and not name.endswith(WITHOUT_DEFERRAL)
-        )
+        matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and not n.endswith(WITHOUT_DEFERRAL)}
+        gradients = sum(rows * (self._tp if n.endswith(ROW_LAYERS) else 1) for n, (rows, _) in matrices.items())
+        inputs = sum(columns for n, (_, columns) in matrices.items() if not n.endswith(SAME_INPUT))
         moe = self._model.moe
-        if moe is not None and any(EXPERTS in name for name in shapes):
-            inputs = self._model.hidden * (1 if self._ep == 1 else moe.top_k)
-            elements += inputs + moe.top_k * (3 * moe.ffn + self._model.hidden)
-        return self.tokens * elements * self.compute
+        if moe is not None and any(EXPERTS in n for n in shapes):
+            gradients += moe.top_k * (2 * moe.ffn + self._model.hidden)
+            inputs += self._model.hidden * (1 if self._ep == 1 else moe.top_k + (moe.shared > 0)) + moe.top_k * moe.ffn
+        return self.tokens * (gradients + inputs) * self.compute

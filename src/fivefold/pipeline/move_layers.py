@@ -37,10 +37,10 @@ def moved(
     model: Model,
     load: Callable[[int, tuple[tuple[int, Layers], ...]], float],
 ) -> list[int]:
-    """`counts` after each move of a layer, from the rank with the most load, that leaves the ranks' loads lower.
+    """`counts` after each move of a layer that leaves the ranks' loads lower, the best move each time.
 
     `load` of a rank and of what each of its stages has. Loads are compared from the greatest down, so the greatest does
-    not grow; the end is a split that no single move makes better.
+    not grow. The end is a split that no such move makes better, which need not be the best there is.
     """
 
     def loads(split: Sequence[int]) -> list[float]:
@@ -53,21 +53,18 @@ def moved(
     while True:
         now = loads(best)
         order = sorted(now, reverse=True)
-        fullest = now.index(order[0])
-        found = min(
-            ((sorted(loads(split), reverse=True), split) for split in _moves(best, placement, fullest)),
-            default=(order, best),
-        )
+        splits = _moves(model, best, placement, now.index(order[0]))
+        found = min(((sorted(loads(split), reverse=True), split) for split in splits), default=(order, best))
         if found[0] >= order:
             return best
         best = found[1]
 
 
-def _moves(counts: Sequence[int], placement: Sequence[int], rank: int) -> Iterator[list[int]]:
-    """Each way to give a layer of one of the rank's stages to a stage of another rank."""
+def _moves(model: Model, counts: Sequence[int], placement: Sequence[int], rank: int) -> Iterator[list[int]]:
+    """Each way to move a layer that may help: from the fullest rank to another, or so that dense layers move."""
+    front = [stage for stage, (dense, _) in enumerate(kinds(model, counts)) if dense]
     for giver, count in enumerate(counts):
-        if placement[giver] != rank or count == 1:
-            continue
         for taker, holder in enumerate(placement):
-            if holder != rank:
+            helps = (placement[giver] == rank != holder) or giver in front or taker in front
+            if helps and giver != taker and count > 1:
                 yield [n + (stage == taker) - (stage == giver) for stage, n in enumerate(counts)]

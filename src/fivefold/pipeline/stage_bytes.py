@@ -89,32 +89,40 @@ class ByteCount:
         embedding_norm = tokens * model.hidden * model.embedding_norm
         whole = total([layers, *self._depths]) if last else layers
         return StageBytes(
-            state=self._state(whole.dense + self._edges(first, last) * self._edge, whole.experts),
+            state=self._state(
+                whole.dense + self._edges(first, last) * self._edge,
+                whole.experts,
+                copied=self._copies(first, last) * self._edge,
+            ),
             forward=whole.kept + (embedding_norm if first else 0.0) + (self._head() if last else 0.0),
             weight=whole.waiting,
         )
 
     def _edges(self, first: bool, last: bool) -> int:
-        """Tables as large as the embedding: it and the head, and a copy of it where further tokens are predicted."""
-        model = self._run.model
-        copies = last and not first and model.mtp > 0 and not model.tied
-        return first + last + copies
+        """Tables as large as the embedding that a stage owns: it and a head that is not tied to it."""
+        return first + (last and not self._run.model.tied)
+
+    def _copies(self, first: bool, last: bool) -> int:
+        """Copies of the embedding: in a tied head, or where further tokens are predicted, away from the embedding."""
+        return last and not first and (self._run.model.tied or self._run.model.mtp > 0)
 
     def _head(self) -> float:
         """The last norm's input and the gradient of its output."""
         return 2 * self._count.tokens * self._run.model.hidden * self._count.compute
 
-    def _state(self, dense: float, experts: float) -> float:
-        """Bytes of so many of a stage's parameters (after tp and ep), optimizer included."""
+    def _state(self, dense: float, experts: float, copied: float) -> float:
+        """Bytes of so many of a stage's parameters (after tp and ep), with moments but of copies."""
         run, parallel = self._run, self._run.parallel
         assert parallel.dp != "auto", "the ranks are known"
         shards = 1 if parallel.zero == 0 else parallel.dp // parallel.replicate * parallel.cp
         replicas = 1 if parallel.zero == 0 else parallel.dp * parallel.cp * parallel.tp / parallel.ep
         master, reduce = master_bytes(run.precision), reduce_bytes(run.precision)
-        copies = 0 if "parameters" in run.offload else 2 if "optimizer" in run.offload else 4
-        elements = dense + experts
+        here = 0 if "parameters" in run.offload else 2
+        moments = 0 if "optimizer" in run.offload else 2
+        elements = dense + experts + copied
         gathered = min(elements, self._largest) if parallel.zero == 3 else elements
-        held = (dense / shards + experts / replicas) * copies * master
+        sharded = dense / shards + experts / replicas
+        held = (sharded * (here + moments) + copied / shards * here) * master
         return held + gathered * self._count.compute + elements * reduce
 
     @cached_property

@@ -175,8 +175,8 @@ def build_rank(run: Run, grid: Grid, placement: Sequence[int], notes: tuple[str,
     Raises UserError if the vocabulary is unknown, or if the model's family cannot be split so.
     """
     with pretended_rank(rank, grid.world):
-        mesh = mesh_of(run.parallel, CPU)
-        built = build_stages(_in_no_memory(run), replace(mesh, device=META), placement, pipelined=len(placement) > 1)
+        mesh = replace(mesh_of(run.parallel, CPU), device=META)
+        built = build_stages(_in_no_memory(run), mesh, placement, pipelined=len(placement) > 1)
         stages = {stage: model for stage, (model, _) in built.items()}
         with without_memory():
             for model in stages.values():
