@@ -1,6 +1,7 @@
-"""Times each kernel of Fivefold on one GPU and prints a JSON line each: attention, the vocabulary loss, pointwise work.
+"""Times each kernel of Fivefold on one GPU and prints a JSON line each: attention, the vocabulary loss, pointwise work,
+what experts add, and the optimizer.
 
-python benchmarks/kernels.py        # under two minutes on an H200, compilation included; without a GPU: tiny sizes
+python benchmarks/kernels.py        # minutes on a GPU, compilation included; without one: tiny sizes
 
 FLOPs of attention are those of the documents' own causal work, backward 2.5 x forward. Bytes of a pointwise operation
 are its inputs and outputs once, to be compared with the device copy's. A variant that a torch version or a device does
@@ -8,6 +9,7 @@ not have is a line with an `error`.
 """
 
 # b sequences  s positions  h query heads  g key/value heads  e head size  d model width  v vocabulary
+# Of experts: r rows, one for each choice of a token  n tokens  k choices of a token  f width of an expert
 
 from __future__ import annotations
 
@@ -23,10 +25,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fivefold.kernels.adamw import adamw_
 from fivefold.kernels.alibi import alibi_slopes
 from fivefold.kernels.attention import attend, attention_mask
 from fivefold.kernels.cross_entropy import IGNORE, linear_cross_entropy
+from fivefold.kernels.gated_swiglu import gated_swiglu, gated_swiglu_backward
+from fivefold.kernels.grouped import (
+    add_grouped_weight_gradient,
+    grouped_multiply,
+    grouped_multiply_transposed,
+    grouped_weight_gradient,
+)
 from fivefold.kernels.layer_norm import add_layer_norm
+from fivefold.kernels.permute import gather_rows, sum_rows
 from fivefold.kernels.rms_norm import add_rms_norm, rms_norm
 from fivefold.kernels.rotary import rotate, rotation
 from fivefold.kernels.swiglu import swiglu
@@ -34,7 +45,7 @@ from fivefold.kernels.swiglu import swiglu
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is timed; the GPU's are those of an 8B Llama on one sequence."""
+    """What is timed; the GPU's are those of an 8B Llama on one sequence, and the experts of Qwen3-30B-A3B."""
 
     tokens: int = 8192
     heads: int = 32
@@ -45,13 +56,18 @@ class Sizes:
     vocab: int = 128256
     documents: tuple[int, ...] = (1, 4, 8, 32)
     chunks: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    experts: int = 128
+    top_k: int = 8
+    expert_hidden: int = 2048
+    expert_ffn: int = 768
+    updated: int = 2**29
     copy_bytes: int = 2**32
     repeats: int = 20
 
 
 TINY = Sizes(
     tokens=64, heads=4, kv_heads=2, head_size=16, hidden=32, ffn=48, vocab=200, documents=(1, 4), chunks=(16, 64),
-    copy_bytes=2**16, repeats=2,
+    experts=6, top_k=2, expert_hidden=32, expert_ffn=24, updated=2**12, copy_bytes=2**16, repeats=2,
 )  # fmt: skip
 
 
@@ -63,6 +79,9 @@ def main() -> None:
     name = torch.cuda.get_device_name() if on_gpu else "cpu"
     show(benchmark="environment", device=name, torch=torch.__version__, sizes=sizes.__dict__)
     time_pointwise(device, sizes)
+    time_rows(device, sizes)
+    time_grouped(device, sizes)
+    time_update(device, sizes)
     time_attention(device, sizes)
     time_loss(device, sizes)
 
@@ -125,7 +144,12 @@ def time_loss(device: torch.device, sizes: Sizes) -> None:
 
         def line(chunk: int | str = chunk, loss: Callable[[], Tensor] = loss) -> dict[str, Any]:
             ms = median_ms(once(loss), device, sizes.repeats // 2)
-            return {"chunk": chunk, "ms": ms, "tflops": flops / ms / 1e9, "extra_gib": extra_gib(once(loss), device)}
+            return {
+                "chunk": chunk,
+                "ms": ms,
+                "tflops": flops / ms / 1e9,
+                "extra_gib": extra_gib(once(loss), device),
+            }
 
         guarded({"benchmark": "loss"}, line)
 
@@ -166,6 +190,73 @@ def time_pointwise(device: torch.device, sizes: Sizes) -> None:
             measure(case, run, arguments[:leaves], gradients, sizes, traffic=sized)
 
 
+def time_rows(device: torch.device, sizes: Sizes) -> None:
+    """Tokens taken to their experts and added up again, and the gated activation between."""
+    n, k, d = sizes.tokens, sizes.top_k, sizes.expert_hidden
+    order_r = torch.rand(n, sizes.experts, device=device).topk(k).indices.flatten().argsort(stable=True)
+    index_r, places_nk = order_r // k, order_r.argsort().view(n, k).int()
+    x_nd, rows_rd = (random(device, m, d).detach() for m in (n, n * k))
+    gate_up_r2f, out_rf = (random(device, n * k, m * sizes.expert_ffn).detach() for m in (2, 1))
+    gates_r = torch.rand(n * k, device=device)
+    timed(device, sizes, "gather_rows", lambda: gather_rows(x_nd, index_r), [x_nd, rows_rd])
+    timed(device, sizes, "torch's index_select", lambda: x_nd.index_select(0, index_r), [x_nd, rows_rd])
+    timed(device, sizes, "sum_rows", lambda: sum_rows(rows_rd, places_nk), [x_nd, rows_rd])
+    timed(device, sizes, "gated_swiglu", lambda: gated_swiglu(gate_up_r2f, gates_r), [gate_up_r2f, out_rf])
+    backward = lambda: gated_swiglu_backward(gate_up_r2f, gates_r, out_rf)  # noqa: E731
+    timed(device, sizes, "gated_swiglu_backward", backward, [gate_up_r2f, gate_up_r2f, out_rf, out_rf])
+
+
+def time_grouped(device: torch.device, sizes: Sizes) -> None:
+    """The products with the experts' gate and up weights, all of as many FLOPs, for equal loads and those of Dirichlet(1)."""
+    experts, r, i, o = sizes.experts, sizes.tokens * sizes.top_k, sizes.expert_hidden, 2 * sizes.expert_ffn
+    weight_eoi, x_ri, g_ro = (random(device, *shape).detach() for shape in ((experts, o, i), (r, i), (r, o)))
+    total_eoi = torch.zeros(experts, o, i, device=device)
+    drawn_e = torch.distributions.Dirichlet(torch.ones(experts)).sample()
+    for loads, shares_e in (("balanced", torch.full((experts,), 1 / experts)), ("Dirichlet(1)", drawn_e)):
+        ends_e = (shares_e.double().cumsum(0) * r).round().to(device, torch.int32)
+        cases: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [
+            (grouped_multiply, (x_ri, weight_eoi, ends_e)),
+            (grouped_multiply_transposed, (g_ro, weight_eoi, ends_e)),
+            (grouped_weight_gradient, (g_ro, x_ri, ends_e)),
+            (add_grouped_weight_gradient, (total_eoi, g_ro, x_ri, ends_e, torch.float32)),
+        ]
+        for product, arguments in cases:
+            run = lambda product=product, arguments=arguments: product(*arguments)  # noqa: E731
+            timed(device, sizes, product.__name__, run, loads=loads, flops=2 * r * i * o)
+
+
+def time_update(device: torch.device, sizes: Sizes) -> None:
+    """AdamW on one fp32 tensor with a divided gradient, ours and torch's, which writes the gradient back."""
+    param, grad, exp_avg, exp_avg_sq = (torch.zeros(sizes.updated, device=device) for _ in range(4))
+    step, divisor, found_inf = (torch.full((), value, device=device) for value in (1.0, 2.0, 0.0))
+    settings: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    numbers = {"divisor": divisor, "found_inf": found_inf}
+    run = lambda: adamw_(param, grad, exp_avg, exp_avg_sq, step, **numbers, **settings)  # noqa: E731
+    timed(device, sizes, "adamw_", run, [param] * 7)
+    theirs: Any = torch.optim.AdamW([torch.nn.Parameter(param)], fused=True, **settings)
+    theirs.param_groups[0]["params"][0].grad, theirs.grad_scale, theirs.found_inf = grad, divisor, found_inf
+    timed(device, sizes, "torch's fused AdamW", theirs.step, [param] * 7)
+
+
+def timed(
+    device: torch.device,
+    sizes: Sizes,
+    name: str,
+    run: Callable[[], object],
+    traffic: Sequence[Tensor] = (),
+    flops: float = 0.0,
+    **case: Any,
+) -> None:
+    """One line of what has no gradient: milliseconds, and TFLOP/s, or GB/s of the tensors that it reads and writes."""
+
+    def line() -> dict[str, Any]:
+        ms = median_ms(run, device, sizes.repeats, calls=10)
+        speed = {"tflops": flops / ms / 1e9} if flops else {"gb_s": sum(t.nbytes for t in traffic) / ms / 1e6}
+        return {"ms": ms} | speed
+
+    guarded({"benchmark": name} | case, line)
+
+
 def measure(
     case: dict[str, Any],
     run: Callable[[], Any],
@@ -202,17 +293,21 @@ def guarded(case: dict[str, Any], line: Callable[[], dict[str, Any]]) -> None:
         show(**case, error=str(error).split(". ")[0].strip().splitlines()[0])
 
 
-def median_ms(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of one call, after three to warm up (the first of them compiles)."""
+def median_ms(run: Callable[[], object], device: torch.device, repeats: int, calls: int = 1) -> float:
+    """Median time of one call, after three to warm up (the first of them compiles).
+
+    Of several `calls` in a row, the device works on one while the host starts the next.
+    """
     for _ in range(3):
         run()
     times = []
     for _ in range(max(1, repeats)):
         synchronize(device)
         start = time.perf_counter()
-        run()
+        for _ in range(calls):
+            run()
         synchronize(device)
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append((time.perf_counter() - start) / calls * 1e3)
     return statistics.median(times)
 
 

@@ -25,5 +25,7 @@ def test_it_prints_one_json_line_for_each_kernel(
     assert kinds[:2] == ["environment", "copy"]
     assert kinds.count("loss") == 3
     assert {"rms_norm", "add_rms_norm", "add_layer_norm", "swiglu", "rotate", "attention"} <= set(kinds)
+    assert {"gather_rows", "sum_rows", "gated_swiglu", "gated_swiglu_backward", "grouped_multiply"} <= set(kinds)
+    assert {"add_grouped_weight_gradient", "adamw_", "torch's fused AdamW"} <= set(kinds)
     failed = [line for line in lines if "error" in line]
     assert {line["kernel"] for line in failed} == {"varlen_attn"}  # which torch has on GPUs alone
