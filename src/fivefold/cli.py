@@ -260,6 +260,18 @@ def train(words: tuple[str, ...], **options: Any) -> None:
 
 
 @commands.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Where to write; default: RUN/report.html."
+)
+def report(run_folder: Path, html: Path | None) -> None:
+    """Write a run's curves, the loads of its experts and its events as one HTML page."""
+    from fivefold.observe.report import write_report
+
+    click.echo(f"{write_report(run_folder, html)} is the report of {run_folder}")
+
+
+@commands.command()
 @click.argument("run_folder", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), required=True, help="Directory to write; it must not exist yet.")
 @click.option(
