@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold._torch import divides_in_kernel
+from fivefold.config.run import Optim
 from fivefold.kernels.adamw import adamw_
 from fivefold.optim.adamw import AdamW
+from fivefold.optim.optimizer import adamw
 from tests.kernels.triton_devices import FORMATS
 
 SETTINGS: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
@@ -111,6 +114,21 @@ def test_gradients_stay_as_they_were_and_none_is_needed() -> None:
     optimizer.zero_grad()
     optimizer.step()
     assert all(torch.equal(value, before[kind]) for kind, value in everything(optimizer).items())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kind"),
+    [
+        ("cpu", torch.float32, torch.optim.AdamW),
+        pytest.param("cuda", torch.float32, AdamW, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, AdamW, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.float64, torch.optim.AdamW, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_run_gets_ours_on_a_gpu_and_torchs_elsewhere(device: str, dtype: torch.dtype, kind: type) -> None:
+    optimizer = adamw([{"params": parameters(device, dtype)}], Optim())
+    assert type(optimizer) is kind
+    assert divides_in_kernel(optimizer)
 
 
 @pytest.mark.parametrize(("device", "dtype"), FORMATS)
