@@ -207,7 +207,7 @@ def time_rows(device: torch.device, sizes: Sizes) -> None:
 
 
 def time_grouped(device: torch.device, sizes: Sizes) -> None:
-    """The products with the experts' gate and up weights, of as many FLOPs each, for equal and for Dirichlet(1) loads."""
+    """The products with the experts' gate and up weights, as many FLOPs each, for equal and for Dirichlet(1) loads."""
     experts, r, i, o = sizes.experts, sizes.tokens * sizes.top_k, sizes.expert_hidden, 2 * sizes.expert_ffn
     weight_eoi, x_ri, g_ro = (random(device, *shape).detach() for shape in ((experts, o, i), (r, i), (r, o)))
     total_eoi = torch.zeros(experts, o, i, device=device)
