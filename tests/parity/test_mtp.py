@@ -4,10 +4,14 @@ the head is used several times, and positions look ahead over the ranks of cp an
 import pytest
 
 from fivefold.config.rules import check
-from tests.parity.cases import MODELS, Case
+from tests.parity.cases import MODELS, Case, share_of
 from tests.parity.rank import Rank
 
+DEEP = Case("mtp-2-tied", pp=4, cp=2, method="gather", micro=2, packed=True)
+SPREAD = Case("mtp-moe", dp=2, ep=2, zero=3, recompute="selective", packed=True)
 LAYOUTS = [
+    DEEP,
+    SPREAD,
     Case("mtp-2", dp=2, zero=1, packed=True),
     Case("mtp-2", dp=2, zero=3, micro=2, packed=True),
     Case("mtp-2-tied", dp=2, zero=3, recompute="selective"),
@@ -24,9 +28,7 @@ LAYOUTS = [
     Case("mtp-2-tied", pp=2, schedule="dualpipe-v", chunks=2, tp=2, micro=2),
     Case("mtp", pp=2, schedule="interleaved", chunks=2, dp=2, zero=3, micro=1, recompute="selective", packed=True),
     Case("mtp-2", pp=2, micro=2, offload=("optimizer", "parameters", "activations"), packed=True),
-    Case("mtp-moe", dp=2, ep=2, zero=3, recompute="selective", packed=True),
     Case("mtp-moe", pp=2, schedule="zb-v", chunks=2, cp=2, ep=2, micro=2, recompute="full", packed=True),
-    Case("mtp-2-tied", pp=4, cp=2, method="gather", micro=2, packed=True),
 ]
 
 
@@ -52,15 +54,23 @@ def test_a_fault_made_on_purpose_is_noticed_and_named(harness, case, says):
     assert difference.startswith(says)
 
 
-def means(case):
-    """The mean loss of each depth in the first two steps, as this rank reports it."""
+def validated_and_trained(case):
+    """Of two steps: the validation loss on the step's batch, before it; the step's loss, and the mean of each depth."""
     rank = Rank(case)
-    return [rank.step(number).totals.mtp_losses.tolist() for number in range(2)]
+    seen = []
+    for number in range(2):
+        share = share_of(case, number, rank.mesh.dp_rank)
+        validated = rank.mesh.sum(rank.pipeline.evaluate(share.microbatches)[None] / share.labels)
+        result = rank.train(share)
+        seen.append([*validated.tolist(), result.loss.item(), *result.totals.mtp_losses.tolist()])
+    return seen
 
 
-@pytest.mark.parametrize("case", [LAYOUTS[-1], LAYOUTS[-3]], ids=str)
-def test_every_rank_reports_the_mean_loss_of_each_depth(ranks, case):
-    (alone,) = ranks.run(1, means, Case(case.model, packed=case.packed))
-    assert len(alone[0]) == MODELS[case.model].mtp
-    for found in ranks.run(case.world, means, case):
-        assert found == [pytest.approx(each, rel=1e-10) for each in alone]
+@pytest.mark.parametrize("case", [DEEP, SPREAD], ids=str)
+def test_every_rank_reports_the_mean_loss_of_each_depth_and_validation_that_of_the_next_token(ranks, case):
+    (alone,) = ranks.run(1, validated_and_trained, Case(case.model, packed=case.packed))
+    for found in ranks.run(case.world, validated_and_trained, case):
+        for seen, expected in zip(found, alone, strict=True):
+            assert seen == pytest.approx(expected, rel=1e-10)
+            assert seen[0] == pytest.approx(seen[1], rel=1e-10)
+            assert len(seen) == 2 + MODELS[case.model].mtp
