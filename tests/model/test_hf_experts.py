@@ -7,11 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fivefold.config.run import Experts, Model
+from fivefold.config.huggingface import model_fields, read_config
+from fivefold.config.run import Experts, Model, Run
 from fivefold.errors import UserError
 from fivefold.model.hf_files import WeightFiles
 from fivefold.model.hf_import import load_into
 from fivefold.model.hf_llama import LLAMA
+from fivefold.train.build import load_initial_weights
 from tests.model.hf_directories import opened
 from tests.model.hf_models import deepseek, exported, mixtral, qwen3_moe, saved
 
@@ -86,6 +88,18 @@ def test_a_buffer_that_the_files_hold_is_loaded_and_one_that_they_do_not_hold_st
     assert torch.equal(tensors["layers.1.ffn.router.load"], torch.full((12,), 0.5))
     with pytest.raises(KeyError):
         load_into({"layers.1.ffn.router.more": nn.Parameter(torch.zeros(1))}, weights)
+
+
+def test_a_run_that_loads_begins_with_the_files_biases_and_even_loads(directories):
+    fields = model_fields(read_config(str(directories["deepseek"][0])))
+    model = {"from": str(directories["deepseek"][0]), "weights": "load", **fields}
+    run = Run.model_validate({"name": "r", "steps": 1, "model": model, "data": {"train": [{"path": "d"}]}})
+    buffers = {f"layers.1.ffn.router.{name}": torch.full((12,), torch.nan) for name in ("bias", "load")}
+    load_initial_weights({}, buffers, run, lambda kind, fields: None)
+    stored = load_file(directories["deepseek"][0] / "model.safetensors")
+    bias, load = buffers.values()
+    assert torch.equal(bias, stored["model.layers.1.mlp.gate.e_score_correction_bias"])
+    assert torch.equal(load, torch.full((12,), 1 / 12))
 
 
 def test_biases_are_written_in_fp32_whatever_the_rest_is_written_in(directories, tmp_path):

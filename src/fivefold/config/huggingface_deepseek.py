@@ -115,7 +115,6 @@ def write_deepseek(model: Model) -> Config:
             "moe null": moe is None,
             "moe.bias false (true with routing.bias_rate 0 is the same)": moe is not None and not moe.bias,
             "moe.scores softmax": moe is not None and moe.scores != "sigmoid",
-            "moe.shared 0": moe is not None and moe.shared == 0,
             "moe.groups of one expert": moe is not None and moe.experts == moe.groups,
         },
     )

@@ -129,6 +129,8 @@ def load_initial_weights(
     chosen = family(run.model)
     whole = {name: parameter.whole for name, parameter in parameters.items()} | dict(buffers)
     if run.model.weights == "load":
+        if buffers:  # no file holds all of them, such as the load that a router remembers
+            chosen.initialize(buffers, run.model, run.seed)
         load_huggingface(whole, run.model, chosen.huggingface, on_event)
     else:
         chosen.initialize(whole, run.model, run.seed)
