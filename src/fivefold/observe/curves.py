@@ -16,7 +16,9 @@ from fivefold.observe.history import Points, finite
 from fivefold.pages import round_step, say
 
 WIDTH, HEIGHT = 560, 240
-LEFT, RIGHT, TOP, BOTTOM = 56, 16, 44, 24
+LEFT, RIGHT, TOP, BOTTOM = 56, 16, 28, 24
+LINE = 16
+"""Height of a line of names, below TOP."""
 STRIPS = 140
 """Places over which the pointer may rest."""
 NAMED = 8
@@ -58,6 +60,8 @@ class _Scale:
     low: float
     high: float
     logarithmic: bool
+    top: int
+    """Where the highest value lies, below the names."""
 
     def x(self, step: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (step - self.first) / max(self.last - self.first, 1)
@@ -65,7 +69,7 @@ class _Scale:
     def y(self, value: float) -> float:
         place: Callable[[float], float] = math.log if self.logarithmic else float
         share = (place(value) - place(self.low)) / (place(self.high) - place(self.low))
-        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * share
+        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - self.top) * share
 
 
 def picture(title: str, curves: Sequence[Curve]) -> str:
@@ -74,15 +78,16 @@ def picture(title: str, curves: Sequence[Curve]) -> str:
     drawn = [curve for curve in drawn if curve.points]
     if not drawn:
         return ""
-    scale = _scale(drawn)
-    logarithmic = " (logarithmic)" if scale.logarithmic else ""
     faint, named = drawn[NAMED:], drawn[:NAMED]
+    names, lines = _legend(named, len(faint))
+    scale = _scale(drawn, TOP + LINE * lines)
+    logarithmic = " (logarithmic)" if scale.logarithmic else ""
     return "\n".join(
         [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
             f'aria-label="{escape(title)}">',
             f'<text class="title" x="{LEFT}" y="14">{escape(title)}{logarithmic}</text>',
-            _legend(named, faint),
+            *names,
             *_axes(scale),
             *(_path(curve, "other", scale) for curve in faint),
             *(_path(curve, f"s{number}", scale) for number, curve in reversed([*enumerate(named)])),
@@ -92,7 +97,7 @@ def picture(title: str, curves: Sequence[Curve]) -> str:
     )
 
 
-def _scale(curves: Sequence[Curve]) -> _Scale:
+def _scale(curves: Sequence[Curve], top: int) -> _Scale:
     steps = [step for curve in curves for step, _ in curve.points]
     values = [value for curve in curves for _, value in curve.points]
     low, high = min(values), max(values)
@@ -100,20 +105,23 @@ def _scale(curves: Sequence[Curve]) -> _Scale:
     if high == low:
         room = abs(high) / 10 or 1.0
         low, high = low - room, high + room
-    return _Scale(min(steps), max(steps), low, high, logarithmic)
+    return _Scale(min(steps), max(steps), low, high, logarithmic, top)
 
 
-def _legend(named: Sequence[Curve], faint: Sequence[Curve]) -> str:
-    """The name and the newest value of each."""
-    parts, x = [], float(LEFT)
-    for number, curve in enumerate(named):
-        words = f"{curve.name} {say(curve.points[-1][1])}"
-        parts.append(f'<rect class="f{number}" x="{x:g}" y="23" width="10" height="10"/>')
-        parts.append(f'<text x="{x + 14:g}" y="32">{escape(words)}</text>')
-        x += 14 + 6.1 * len(words) + 12
-    if faint:
-        parts.append(f'<text x="{x:g}" y="32">{len(faint)} more</text>')
-    return "".join(parts)
+def _legend(named: Sequence[Curve], faint: int) -> tuple[list[str], int]:
+    """The name and the newest value of each, and in how many lines they stand."""
+    parts, x, lines = [], float(LEFT), 1
+    words = [f"{curve.name} {say(curve.points[-1][1])}" for curve in named] + [f"{faint} more"] * bool(faint)
+    for number, text in enumerate(words):
+        width = 14 + 6.1 * len(text) + 12
+        if x + width > WIDTH and x > LEFT:
+            x, lines = LEFT, lines + 1
+        y = TOP + LINE * lines - LINE
+        if number < len(named):
+            parts.append(f'<rect class="f{number}" x="{x:g}" y="{y - 5}" width="10" height="10"/>')
+        parts.append(f'<text x="{x + 14:g}" y="{y + 4}">{escape(text)}</text>')
+        x += width
+    return parts, lines
 
 
 def _axes(scale: _Scale) -> list[str]:
@@ -169,9 +177,9 @@ def _strips(curves: Sequence[Curve], scale: _Scale) -> list[str]:
     for place, step in shown.items():
         highest = sorted(values[step].items(), key=lambda named: -named[1])[:NAMED]
         words = "".join(f"\n{name} {say(value)}" for name, value in highest)
-        x = LEFT + width * place - width / 2
+        x, height = LEFT + width * place - width / 2, HEIGHT - scale.top - BOTTOM
         parts.append(
-            f'<rect class="strip" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}">'
+            f'<rect class="strip" x="{x:.1f}" y="{scale.top}" width="{width:.1f}" height="{height}">'
             f"<title>step {step}{escape(words)}</title></rect>"
         )
     return parts

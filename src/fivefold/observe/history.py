@@ -98,8 +98,9 @@ def _choices(path: Path, model: Model) -> Iterator[Choices]:
     names = [str(layer) for layer in moe_layers(model)]
     for line in read_lines(path):
         counts = line.get("counts")
-        named = _is_whole(line.get("step")) and isinstance(counts, dict) and list(counts) == names
-        if named and all(_is_row(row, model.moe.experts) for row in counts.values()):
+        if not _is_whole(line.get("step")) or not isinstance(counts, dict) or list(counts) != names:
+            continue
+        if all(_is_row(row, model.moe.experts) for row in counts.values()):
             yield Choices(line["step"], {int(name): row for name, row in counts.items()})
 
 

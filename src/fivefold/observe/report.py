@@ -119,7 +119,7 @@ def _mixture(run: Run) -> str:
     moe = run.model.moe
     assert moe is not None, "asked of a model with experts"
     shared = f" and {moe.shared} shared" if moe.shared else ""
-    dense = f"; the first {moe.dense_layers} layers are dense" if moe.dense_layers else ""
+    dense = f"; from layer {moe.dense_layers} on" if moe.dense_layers else ""
     way = f"{moe.scores} scores{', balanced by biases' if moe.bias else ''}"
     return f"{moe.experts} a layer, {moe.top_k}{shared} a token, of width {moe.ffn:,}; {way}{dense}"
 
