@@ -74,9 +74,10 @@ def test_init_writes_a_run_file_that_check_accepts(folder: Path) -> None:
 
 def test_presets_lists_every_model_with_its_numbers() -> None:
     lines = call("presets").stdout.splitlines()
-    assert lines[0].split()[:4] == ["name", "parameters", "layers", "hidden"]
+    assert lines[0].split()[:4] == ["name", "parameters", "active", "layers"]
     assert {line.split()[0] for line in lines[1:-1]} == set(preset_names())
-    assert next(line for line in lines if line.startswith("llama-3-8b ")).split()[1:6] == [
+    assert next(line for line in lines if line.startswith("llama-3-8b ")).split()[1:7] == [
+        "8.03B",
         "8.03B",
         "32",
         "4096",
@@ -90,6 +91,7 @@ def test_presets_as_json_has_exact_numbers() -> None:
     assert rows["llama-3-8b"]["parameters"] == 8_030_261_248
     assert rows["llama-3-8b"]["parameters_a_token"] == 0
     assert rows["tiny-llama"]["parameters_a_token"] == 512
+    assert (rows["mixtral-8x7b"]["parameters"], rows["mixtral-8x7b"]["active"]) == (46_702_792_704, 12_879_925_248)
     assert "meta-llama/Meta-Llama-3-8B" in rows["llama-3-8b"]["source"]
 
 

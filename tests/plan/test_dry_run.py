@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.config.run import Model, Run
+from fivefold.config.run import Experts, LatentAttention, Model, Run
 from fivefold.errors import UserError
 from fivefold.model.spec import parameter_shapes, parameters
 from fivefold.parallel.grid import Grid
@@ -29,7 +29,10 @@ from tests.plan.runs import SMALL, llama_405b, small_run
 Shape = tuple[int, ...]
 
 ROWS = ("qkv.weight", "qkv.bias", "up.weight", "up.bias", "embedding.weight", "head.weight")  # gate_up too
+ROWS += ("q_b.weight", "kv_b.weight")
 COLUMNS = ("output.weight", "down.weight")
+EXPERTS = {"ffn.experts.gate_up": 1, "ffn.experts.down": 2}
+"""The parameters of experts, and their dimension that is an expert's width."""
 
 
 def chunk(size: int, parts: int, number: int) -> int:
@@ -52,9 +55,25 @@ def shard_shape(name: str, shape: Shape, grid: Grid, tp: int, shard: int) -> Sha
     return tuple(sizes)
 
 
+def width_of_expert(name: str) -> int | None:
+    """The dimension of an expert's width, of a parameter of experts."""
+    return next((dimension for end, dimension in EXPERTS.items() if name.endswith(end)), None)
+
+
+def expert_shape(shape: Shape, dimension: int, grid: Grid, ep: int, rank: int) -> Shape:
+    """What a rank has of a parameter of experts: some of ep's share if its replicas divide it, or a part of each."""
+    replicas = grid.world // grid.pp // ep
+    experts, *sizes = shape
+    mine = experts // ep
+    if mine % replicas == 0:
+        return (mine // replicas, *sizes)
+    sizes[dimension - 1] //= replicas
+    return (mine, *sizes)
+
+
 def names_of_stage(model: Model, layers: range, first: bool, last: bool) -> list[str]:
     """The parameters of a stage: its layers', and with them what stands before the first or behind the last."""
-    before, behind = ("embedding.weight", "embedding_norm."), ("norm.", "head.")
+    before, behind = ("embedding.weight", "embedding_norm."), ("norm.", "head.", "mtp.")
     return [
         name
         for name in parameter_shapes(model)
@@ -82,9 +101,11 @@ def stages_of(planned: Plan, pp: int) -> list[int]:
 def expected_shapes(planned: Plan, rank: int) -> dict[str, Shape]:
     """By the arithmetic above: the shapes of all shards of a rank, with ZeRO 1 or more."""
     grid, role = planned.grid, planned.grid.role(rank)
-    shard = role.shard * grid.cp + role.cp
+    shard, ep = role.shard * grid.cp + role.cp, planned.run.parallel.ep
     return {
-        name: shard_shape(name, shape, grid, role.tp, shard)
+        name: expert_shape(shape, width, grid, ep, rank)
+        if (width := width_of_expert(name))
+        else shard_shape(name, shape, grid, role.tp, shard)
         for name, shape in shapes_of_stages(planned.run, stages_of(planned, role.pp)).items()
     }
 
@@ -132,12 +153,23 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("deep", {"pp": 2, "chunks": 2, "schedule": "zb-v", "dp": 2}),
     ("deep", {"pp": 2, "chunks": 2, "schedule": "interleaved", "tp": 2, "dp": 1}),
     ("deep", {"chunks": 3, "schedule": "interleaved", "dp": 2, "zero": 3}),
+    ("mixture", {"pp": 2, "tp": 2, "dp": 2, "ep": 2}),
+    ("mixture", {"dp": 3, "zero": 3}),
+    ("mixture", {"cp": 2, "dp": 2, "ep": 2, "zero": 0}),
 ]
 LLAMA = SMALL.model_copy(update={"layers": 3})
 MODELS = {
     "llama": LLAMA,
     "deep": SMALL.model_copy(update={"tied": True}),
     "tied": LLAMA.model_copy(update={"tied": True}),
+    "mixture": LLAMA.model_copy(
+        update={
+            "layers": 2,
+            "moe": Experts(experts=8, top_k=2, ffn=24, shared=1, dense_layers=1, bias=True),
+            "mla": LatentAttention(q_rank=16, kv_rank=18, plain=8, rotated=4, value=8),
+            "mtp": 1,
+        }
+    ),
     "qwen3": LLAMA.model_copy(update={"qk_norm": True}),
     "bloom": LLAMA.model_copy(
         update={"family": "bloom", "norm": "layernorm", "activation": "gelu", "bias": True, "position": "alibi"}
@@ -162,7 +194,10 @@ def test_all_ranks_together_hold_the_model_each_copy_counted_once(model: str, la
         for parameter in (each for each in built.parameters if each.copy_of is None):
             held[parameter.name] = held.get(parameter.name, 0) + parameter.local_elements / parameter.copies
             copies = grid.dp * grid.cp if zero == 0 else grid.replicate
-            assert parameter.copies == copies * (1 if tp_dimension(parameter.name) is not None else grid.tp)
+            copies *= 1 if tp_dimension(parameter.name) is not None else grid.tp
+            if width_of_expert(parameter.name):
+                copies = grid.world // grid.pp // planned.run.parallel.ep if zero == 0 else 1
+            assert parameter.copies == copies
     whole = {name: math.prod(shape) for name, shape in parameter_shapes(planned.run.model).items()}
     assert held == pytest.approx(whole, rel=1e-12)
 

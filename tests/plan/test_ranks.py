@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fivefold._torch import pretended_rank
 from fivefold.config.files import ConfigError
-from fivefold.config.run import Source
+from fivefold.config.run import Experts, Precision, Source
 from fivefold.errors import UserError
 from fivefold.parallel.grid import AXES, Grid, Role
 from fivefold.plan.planned import plan
@@ -65,9 +65,13 @@ def one_each(dp: int):
 def test_what_this_version_does_not_train_is_noted_and_not_refused() -> None:
     assert plan(small_run(tp=4, cp=2, dp=2)).notes == ()
     assert plan(small_run(pp=2, dp=1)).notes == ()
-    (note,) = plan(small_run(ep=2, dp=1)).notes
-    assert note == "parallel.ep = 2: this version does not run expert parallelism; use parallel.ep 1"
-    assert plan(small_run(ep=2, dp=1)).ranks().lines()[-1] == f"note: {note}"
+    assert plan(small_run(MIXTURE, ep=2, dp=2)).notes == ()
+    wide = small_run(dp=1).model_copy(update={"precision": Precision(linear="fp4")})
+    (note,) = plan(wide).notes
+    assert note == (
+        "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers; use precision.linear auto"
+    )
+    assert plan(wide).ranks().lines()[-1] == f"note: {note}"
 
 
 def test_what_is_illegal_is_refused_with_all_rules_at_once() -> None:
@@ -130,6 +134,38 @@ def test_the_groups_are_those_of_the_mesh() -> None:
             }
         )
         assert data == expected
+
+
+MIXTURE = SMALL.model_copy(update={"moe": Experts(experts=8, top_k=2, ffn=24, dense_layers=1), "mtp": 1})
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_groups_of_experts_are_those_of_the_mesh(zero: int) -> None:
+    """ep is innermost and cuts across dp, cp and tp: the replicas of an expert are all other ranks of its stage."""
+    from fivefold.parallel.mesh import mesh_of
+
+    planned = plan(small_run(MIXTURE, pp=2, tp=2, cp=2, dp=2, ep=4, zero=zero))
+    groups = {group.axes: group for group in planned.ranks().groups}
+    with pretended_rank(0, 16):
+        experts = mesh_of(planned.run.parallel, torch.device("cpu")).experts
+        found = {axis: dist.get_process_group_ranks(experts[axis].get_group()) for axis in ("ep", "replicate", "shard")}
+    replicas = groups["expert replica"]
+    assert found["ep"] == groups["ep"].ranks == [0, 1, 2, 3]
+    assert found["shard" if zero else "replicate"] == replicas.ranks == [0, 4]
+    assert ("sum their gradients" in replicas.does) == (zero == 0)
+
+
+def test_ranks_of_a_mixture_say_which_experts_they_have_and_what_the_last_stage_predicts() -> None:
+    found = plan(small_run(MIXTURE, pp=2, tp=2, dp=4, ep=4)).ranks()
+    lines = found.lines()
+    assert lines[2] == "experts over ep 4, so 2 replicas of each"
+    assert lines[-1].split() == ["15", "1", "0", "3", "0", "1", "3", "3"]
+    assert sum(line.endswith("last norm, head, 1 further prediction") for line in lines) == 1
+    assert found.json()["degrees"]["ep"] == 4
+    assert [row["ep"] for row in found.json()["ranks"]] == [0, 1, 2, 3] * 4
+    dense = plan(small_run(dp=2)).ranks()
+    assert not any("expert" in line for line in dense.lines())
+    assert "ep" not in dense.json()["ranks"][0]
 
 
 GRID = Grid(pp=2, replicate=2, shard=3, cp=2, tp=4)

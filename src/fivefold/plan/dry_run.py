@@ -53,7 +53,7 @@ class HeldParameter:
     moments: dict[str, int]
     """Of what the optimizer keeps for the shard, by its name for it."""
     gathered_weight: int
-    """Of what tp leaves of the parameter, as it is gathered in the compute format."""
+    """Of what tp (or ep) leaves of the parameter, as it is gathered in the compute format."""
     unreduced_gradient: int
     """Of its gradient before the reduction, in the reduce format."""
 

@@ -30,6 +30,8 @@ class PresetRow:
     """All of them; without those of embedding and head while the vocabulary is auto."""
     parameters_a_token: int
     """What each token of the vocabulary adds; 0 if the vocabulary is a number and its rows are counted."""
+    active: int
+    """Of `parameters`, those that one token meets: all but the experts that it is not sent to."""
     layers: int
     hidden: int
     heads: int
@@ -43,13 +45,14 @@ class PresetRow:
 
     def cells(self) -> tuple[str, ...]:
         """The row as texts, below `PRESET_HEAD`."""
-        count = short(self.parameters) + (f" + {self.parameters_a_token} V" if self.parameters_a_token else "")
+        more = f" + {self.parameters_a_token} V" if self.parameters_a_token else ""
+        count, active = (f"{short(number)}{more}" for number in (self.parameters, self.active))
         heads = f"{self.heads}/{self.kv_heads}"
         source = self.source if len(self.source) <= 60 else self.source[:59].rstrip() + "…"
-        return self.name, count, str(self.layers), str(self.hidden), heads, str(self.context), source
+        return self.name, count, active, str(self.layers), str(self.hidden), heads, str(self.context), source
 
 
-PRESET_HEAD = ("name", "parameters", "layers", "hidden", "heads/kv", "context", "source")
+PRESET_HEAD = ("name", "parameters", "active", "layers", "hidden", "heads/kv", "context", "source")
 
 
 def preset_rows() -> list[PresetRow]:
@@ -60,9 +63,11 @@ def preset_rows() -> list[PresetRow]:
 def _preset_row(name: str) -> PresetRow:
     model = Model.model_validate(preset_fields(name).value)
     fixed = model if model.vocab != "auto" else model.model_copy(update={"vocab": 0})
+    counts = parameters(fixed)
     return PresetRow(
         name,
-        parameters=parameters(fixed).total,
+        parameters=counts.total,
+        active=counts.active,
         parameters_a_token=0 if fixed is model else _a_token(model),
         layers=model.layers,
         hidden=model.hidden,
@@ -95,6 +100,8 @@ class Overview:
     model: str
     vocabulary: int | None
     parameters: int | None
+    active: int | None
+    """Of the parameters, those that one token meets."""
     steps: int
     tokens: int
     global_size: int
@@ -114,6 +121,8 @@ class Overview:
     def lines(self) -> list[str]:
         """The overview for a terminal."""
         size = "vocabulary not known yet" if self.parameters is None else f"{self.parameters:,} parameters"
+        if self.active != self.parameters:
+            size += f" ({self.active:,} active)"
         work = "" if self.flops is None else f", {self.flops:.3g} FLOPs"
         return [
             f"  model    {self.model}: {size}" + (f", vocabulary {self.vocabulary:,}" if self.vocabulary else ""),
@@ -132,6 +141,7 @@ def overview(run: Run) -> Overview:
     """
     vocabulary = known_vocabulary(run)
     model = run.model.model_copy(update={"vocab": vocabulary}) if vocabulary else None
+    counts = parameters(model) if model else None
     step = run.batch.global_size * run.data.seq_len
     tokens = run.total_steps * step
     return Overview(
@@ -139,7 +149,8 @@ def overview(run: Run) -> Overview:
         folder=str(run.folder),
         model=run.model.preset or run.model.from_ or run.model.family,
         vocabulary=vocabulary,
-        parameters=parameters(model).total if model else None,
+        parameters=counts.total if counts else None,
+        active=counts.active if counts else None,
         steps=run.total_steps,
         tokens=tokens,
         global_size=run.batch.global_size,
@@ -147,7 +158,7 @@ def overview(run: Run) -> Overview:
         tokens_a_step=step,
         schedule=_schedule(with_world(run, run.cluster.gpus)),
         flops=float(train_flops_per_token(model, run.data.seq_len)) * tokens if model else None,
-        notes=(*_missing_data(run), *_no_export(run)),
+        notes=(*_missing_data(run), *_no_export(run), *_no_placement(run)),
     )
 
 
@@ -194,3 +205,10 @@ def _no_export(run: Run) -> list[str]:
     except UserError as error:
         return [f"the trained model cannot be exported: {error}"]
     return []
+
+
+def _no_placement(run: Run) -> list[str]:
+    """A note if experts are to be moved between ranks, and one rank has them all."""
+    if run.routing.placement == "fixed" or run.parallel.ep > 1:
+        return []
+    return [f"routing.placement = {run.routing.placement} moves experts between the ranks of parallel.ep, which is 1"]

@@ -41,6 +41,10 @@ class Ranks:
     """What one share of a step is."""
     stages: list[range]
     """Numbers of each stage's layers."""
+    further: int
+    """Tokens after the next that are predicted too, on the last stage."""
+    ep: int | None
+    """Ranks that share out a layer's experts; None if the model has none."""
     offloaded: list[frozenset[int]]
     """Numbers of each stage's layers whose activations wait in CPU memory."""
     pipeline: Outlook | None
@@ -54,7 +58,9 @@ class Ranks:
         return {
             "name": self.name,
             "world": self.grid.world,
-            "degrees": {"dp": self.grid.dp} | dict(zip(AXES, self.grid.sizes, strict=True)),
+            "degrees": {"dp": self.grid.dp}
+            | dict(zip(AXES, self.grid.sizes, strict=True))
+            | ({} if self.ep is None else {"ep": self.ep}),
             "ranks_a_node": self.ranks_a_node,
             "stages": [
                 {
@@ -77,6 +83,7 @@ class Ranks:
         return [
             f"run {self.name}: {say_degrees(self.grid)}",
             f"a step has {_count(self.grid.dp, 'share')}, {self.share}",
+            *([] if self.ep is None else [say_experts(self.grid, self.ep)]),
             "",
             *long_table_lines(self._stage_head(), self._stage_cells, len(self.stages), "stages"),
             "",
@@ -89,7 +96,8 @@ class Ranks:
 
     def _row(self, rank: int) -> dict[str, int]:
         node = {} if self.ranks_a_node is None else {"node": rank // self.ranks_a_node}
-        return {"rank": rank} | node | self.grid.role(rank)._asdict() | {"share": self.grid.dp_rank(rank)}
+        experts = {} if self.ep is None else {"ep": rank % self.ep}
+        return {"rank": rank} | node | self.grid.role(rank)._asdict() | experts | {"share": self.grid.dp_rank(rank)}
 
     def _rank_cells(self, rank: int) -> list[str]:
         return [str(value) for value in self._row(rank).values()]
@@ -102,8 +110,12 @@ class Ranks:
         layers, last = self.stages[stage], len(self.stages) - 1
         holder = [str(self._holder(stage))] if self.pipeline else []
         offloaded = [say_numbers(sorted(self.offloaded[stage]))] if any(self.offloaded) else []
-        beside = [*(["embedding"] if stage == 0 else []), *(["last norm", "head"] if stage == last else [])]
+        beside = [*(["embedding"] if stage == 0 else []), *(self._last_things() if stage == last else [])]
         return [str(stage), *holder, str(len(layers)), say_numbers(layers), *offloaded, ", ".join(beside)]
+
+    def _last_things(self) -> list[str]:
+        """What the last stage has beside its layers."""
+        return ["last norm", "head", *([_count(self.further, "further prediction")] if self.further else [])]
 
     def _holder(self, stage: int) -> int:
         """The pipeline rank that has a stage."""
@@ -142,6 +154,8 @@ def ranks(run: Run, grid: Grid, schedule: Schedule | None, notes: tuple[str, ...
         ranks_a_node=None if node == "auto" else node,
         share=f"each {_count(micro, 'microbatch', 'es')} of {_count(batch.micro_size, 'sequence')}",
         stages=stage_layers(run),
+        further=run.model.mtp,
+        ep=None if run.model.moe is None else run.parallel.ep,
         offloaded=offloaded_layers(run),
         pipeline=None if schedule is None else Outlook.of(schedule),
         groups=[group for group in _groups(run, grid) if len(group.ranks) > 1],
@@ -154,6 +168,12 @@ def say_degrees(grid: Grid) -> str:
     split = f" (replicate {grid.replicate:,} x shard {grid.shard:,})" if grid.replicate > 1 else ""
     degrees = f"pp {grid.pp:,} x dp {grid.dp:,}{split} x cp {grid.cp:,} x tp {grid.tp:,}"
     return f"{_count(grid.world, 'rank')} = {degrees}"
+
+
+def say_experts(grid: Grid, ep: int) -> str:
+    """How the experts lie on the ranks of a stage."""
+    replicas = grid.world // grid.pp // ep
+    return f"experts over ep {ep:,}, so {_count(replicas, 'replica')} of each"
 
 
 def say_numbers(numbers: Sequence[int]) -> str:
@@ -178,10 +198,17 @@ def _groups(run: Run, grid: Grid) -> list[Group]:
             group("hold the same shard and sum its gradients", "replicate"),
         ]
     )
+    stage = grid.world // grid.pp
+    same = "hold the same experts and sum their gradients" if run.parallel.zero == 0 else "hold a shard each of experts"
+    experts = [
+        Group("ep", "share out each layer's experts", list(range(run.parallel.ep))),
+        Group("expert replica", same, list(range(0, stage, run.parallel.ep))),
+    ]
     return [
         group("split each layer's matrices", "tp"),
         group(f"share each sequence ({run.parallel.cp_method})", "cp"),
         *data,
+        *(experts if run.model.moe else []),
         group("hold all stages", "pp"),
     ]
 
