@@ -18,13 +18,13 @@ TEXT = "the cat sat on the mat and the dog sat on the log. "
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """tiny-llama and tiny-bloom after a few steps on a text, by preset name."""
+    """tiny-llama, tiny-bloom and tiny-deepseek after a few steps on a text, by preset name."""
     folder = tmp_path_factory.mktemp("use")
     for number in range(20):
         (folder / f"{number}.txt").write_text(TEXT * (number + 5))
     build([folder], folder / "data", BuildOptions(train_tokenizer=300, val_fraction=0.2, workers=1, progress=False))
     found = {}
-    for preset in ("tiny-llama", "tiny-bloom"):
+    for preset in ("tiny-llama", "tiny-bloom", "tiny-deepseek"):
         file = folder / f"{preset}.yaml"
         file.write_text(
             f"name: {preset}\nout: {folder}/runs\nsteps: 12\nmodel: {{preset: {preset}, layers: 2}}\n"
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-bloom"])
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-bloom", "tiny-deepseek"])
 def test_an_export_has_our_logits_in_transformers_and_its_import_has_our_weights(runs, preset, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -50,7 +50,7 @@ def test_an_export_has_our_logits_in_transformers_and_its_import_has_our_weights
     again.write_text(
         f"name: again\nout: {tmp_path}\nsteps: 1\nmodel: {{from: {tmp_path}/hf, weights: load}}\n"
         f"data: {{train: [{{path: {runs[preset].parent.parent}/data}}], seq_len: 64}}\noptim: {{lr: 0}}\n"
-        "precision: {compute: fp32}\nlog: {tensorboard: false}\n"
+        "precision: {compute: fp32}\nlog: {tensorboard: false}\nrouting: {bias_rate: 0}\n"
     )
     imported = load_model(Run.load(again), open_checkpoint(train(Run.load(again))))
     for (name, mine), (_, its) in zip(ours.named_parameters(), imported.named_parameters(), strict=True):
