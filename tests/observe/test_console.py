@@ -95,6 +95,11 @@ def test_mfu_is_shown_where_it_is_known() -> None:
     assert "mfu" not in describe(record(1, mfu=None), None)
 
 
+def test_the_largest_load_is_shown_where_there_are_experts() -> None:
+    assert "norm 0.84  lr 3.00e-04  max load 1.47  12.3k tok/s" in describe(record(1, moe_load_max=1.4688), None)
+    assert "load" not in describe(record(1), None)
+
+
 def test_the_time_left_leaves_out_the_first_step_which_may_compile() -> None:
     clock = Clock()
     pace = Pace(10, clock)
