@@ -32,7 +32,7 @@ def foreach_mul_(tensors: list[Tensor], factor: Tensor) -> None:
 
 def foreach_add_(tensors: list[Tensor], summand: Tensor) -> None:
     """Add `summand`, a single number, to each tensor, in place, in few kernels."""
-    torch._foreach_add_(tensors, summand)
+    torch._foreach_add_(tensors, [summand] * len(tensors))  # given alone it would be read by the host
 
 
 def cpu_multiplies(dtype: torch.dtype) -> bool:

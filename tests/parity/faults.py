@@ -19,10 +19,10 @@ from fivefold.model.ledger import Ledger
 from fivefold.model.mtp import inputs_ahead
 from fivefold.model.transformer import Transformer
 from fivefold.parallel import expert
+from fivefold.parallel.accumulation import Accumulation
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import local_part
 from fivefold.parallel.tied import _Owner as TiedOwner
-from fivefold.parallel.zero import Accumulation
 from fivefold.pipeline.execute import Pipeline
 
 REDUCE_SCATTER = [name for name in ("reduce_scatter_tensor", "reduce_scatter_single") if hasattr(dist, name)]

@@ -28,10 +28,10 @@ from fivefold.config.run import Model
 from fivefold.data.loader import IGNORE, Microbatch
 from fivefold.errors import RunError
 from fivefold.model.family import family
+from fivefold.model.ledger import Ledger
 from fivefold.model.part import WHOLE
 from fivefold.parallel.links import Links
 from fivefold.pipeline.check import faults
-from fivefold.model.ledger import Ledger
 from fivefold.pipeline.execute import Pipeline
 from fivefold.pipeline.flow import gives, needs
 from fivefold.pipeline.named import SCHEDULES, make_schedule
@@ -197,7 +197,7 @@ def complaint(schedule: Schedule) -> str:
     _, pipeline = pipeline_of(schedule)
     del kept[schedule.placement]  # it is of no use afterwards
     try:
-        pipeline.train(microbatches(schedule.microbatches), labels=1)
+        pipeline.train(microbatches(schedule.microbatches), ledger_of(schedule.microbatches))
     except RunError as error:
         return str(error)
     return "none"
@@ -270,7 +270,7 @@ def survive(folder: Path, answer: Connection) -> None:
     pipeline = meet(0, folder)
     since = time.monotonic()
     try:
-        pipeline.train(microbatches(4), labels=1)
+        pipeline.train(microbatches(4), ledger_of(4))
     except RunError as error:
         answer.send((str(error), time.monotonic() - since))
     os._exit(0)
@@ -289,7 +289,7 @@ def stop(folder: Path, at: str, how: str) -> None:
             yield
 
     pipeline.clock.during = stopping  # type: ignore[method-assign]
-    pipeline.train(microbatches(4), labels=1)
+    pipeline.train(microbatches(4), ledger_of(4))
 
 
 def last_words(folder: Path, at: str, how: str) -> tuple[str, float]:

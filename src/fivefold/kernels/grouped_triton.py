@@ -40,27 +40,36 @@ def add_weight_gradient(total_eoi: Tensor | None, g_ro: Tensor, x_ri: Tensor, en
 
 @triton.jit
 def _add_weight_gradient(
-    total, g, x, ends, O, I, ADDS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_R: tl.constexpr
+    total,
+    g,
+    x,
+    ends,
+    o_size,
+    i_size,
+    ADDS: tl.constexpr,
+    BLOCK_O: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    BLOCK_R: tl.constexpr,
 ):
-    tiles_i = tl.cdiv(I, BLOCK_I)
-    tiles = tl.cdiv(O, BLOCK_O) * tiles_i
+    tiles_i = tl.cdiv(i_size, BLOCK_I)
+    tiles = tl.cdiv(o_size, BLOCK_O) * tiles_i
     expert, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     o = tile // tiles_i * BLOCK_O + tl.arange(0, BLOCK_O)
     i = tile % tiles_i * BLOCK_I + tl.arange(0, BLOCK_I)
     start = tl.load(ends + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends + expert)
     row = (start + tl.arange(0, BLOCK_R))[:, None].to(tl.int64)
-    g_place, x_place = g + row * O + o[None, :], x + row * I + i[None, :]
+    g_place, x_place = g + row * o_size + o[None, :], x + row * i_size + i[None, :]
     total_oi = tl.zeros([BLOCK_O, BLOCK_I], dtype=tl.float32)
     for first in range(start, end, BLOCK_R):
         inside = (first + tl.arange(0, BLOCK_R) < end)[:, None]
-        g_ro = tl.load(g_place, mask=inside & (o[None, :] < O), other=0.0)
-        x_ri = tl.load(x_place, mask=inside & (i[None, :] < I), other=0.0)
+        g_ro = tl.load(g_place, mask=inside & (o[None, :] < o_size), other=0.0)
+        x_ri = tl.load(x_place, mask=inside & (i[None, :] < i_size), other=0.0)
         total_oi = tl.dot(tl.trans(g_ro), x_ri, total_oi)
-        g_place += BLOCK_R * O
-        x_place += BLOCK_R * I
-    place = total + (expert.to(tl.int64) * O + o[:, None]) * I + i[None, :]
-    within = (o[:, None] < O) & (i[None, :] < I)
+        g_place += BLOCK_R * o_size
+        x_place += BLOCK_R * i_size
+    place = total + (expert.to(tl.int64) * o_size + o[:, None]) * i_size + i[None, :]
+    within = (o[:, None] < o_size) & (i[None, :] < i_size)
     if ADDS:
         total_oi += tl.load(place, mask=within)
     tl.store(place, total_oi, mask=within)

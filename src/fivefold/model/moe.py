@@ -11,6 +11,8 @@ Sources: Shazeer et al. 2017, Fedus et al. 2021, DeepSeek-AI 2024 (DeepSeek-V3).
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -42,25 +44,29 @@ class MoE(nn.Module):
 
     def forward(self, x_td: Tensor, shared: Context) -> tuple[Tensor, Routed]:
         gates_tk, choices, routed = self.router(x_td, shared)
-        meanwhile = None if self.shared is None else lambda: self.shared(x_td)
+        meanwhile = None if self.shared is None else partial(self.shared, x_td)
         return through_experts(x_td, gates_tk, choices, self.ep, self.experts, meanwhile), routed
 
 
 class Router(nn.Module):
     """Which experts each token goes to, with what gate, and what of it is added to the loss."""
 
+    bias: Tensor | None
+    """(E,): added to each expert's score for the choice alone."""
+    load: Tensor
+    """(E,): the share of the choices that each expert had in the step before."""
+
     def __init__(self, model: Model, part: Part) -> None:
         super().__init__()
         self.moe, self.part = _settings(model), part
         self.weight = nn.Parameter(torch.empty(self.moe.experts, model.hidden))
-        if self.moe.bias:
-            self.register_buffer("bias", torch.zeros(self.moe.experts))
+        self.register_buffer("bias", torch.zeros(self.moe.experts) if self.moe.bias else None)
         self.register_buffer("load", torch.full((self.moe.experts,), 1 / self.moe.experts))
 
     def forward(self, x_td: Tensor, shared: Context) -> tuple[Tensor, Sorted, Routed]:
         """Gates (t, k), the choices as rows sorted by expert, and what is reported of them."""
         logits_tE = wide_linear(x_td, self.weight)
-        choice = choose(logits_tE, self.bias if self.moe.bias else None, self.moe)
+        choice = choose(logits_tE, self.bias, self.moe)
         choices = sort_by_expert(choice.experts_tk, self.moe.experts)
         counts_E, dropped = counts_of(choices.ends_e), choices.ends_e.new_zeros(())
         if self.part.objective.capacity_factor is not None:
@@ -123,7 +129,7 @@ class Router(nn.Module):
         """
         share_E = (counts_E / counts_E.sum()).to(self.load.dtype)
         self.load.copy_(torch.where(applied, share_E, self.load))
-        if self.moe.bias:
+        if self.bias is not None:
             change_E = self.part.objective.bias_rate * (counts_E.mean() - counts_E).sign()
             self.bias.add_(torch.where(applied, change_E, 0).to(self.bias.dtype))
 

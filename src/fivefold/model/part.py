@@ -1,8 +1,8 @@
 """The part of a model that one rank builds, and the ranks that it computes with.
 
 It is what a model's modules know of the layout: the layers of their pipeline stage, the ranks that share each layer's
-weights (tp), those that share each sequence (cp), those that share out its experts (ep), and what is kept for backward. Data parallelism is applied from
-outside and is not in it.
+weights (tp), those that share each sequence (cp), those that share out its experts (ep), what is kept for backward, and
+what is added to the loss. Data parallelism is applied from outside and is not in it.
 """
 
 from __future__ import annotations

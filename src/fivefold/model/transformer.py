@@ -81,7 +81,7 @@ class Transformer(nn.Module):
         have to report; multi-token prediction then adds to the gradient, and not to what is returned.
         """
         documents_bs = documents_bs if packed else None
-        mine = positions(tokens_bs.shape[1], self.part.cp, self.part.cp_method).to(tokens_bs.device)
+        mine = positions(tokens_bs.shape[1], self.part.cp, self.part.cp_method, tokens_bs.device)
         if x_td is None:
             x_td = self.embedding_norm(self.embedding(tokens_bs[:, mine].flatten()))
         shared = context(self.model, self.part, x_td, mine, documents_bs, tokens_bs.shape)

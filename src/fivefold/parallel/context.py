@@ -25,6 +25,7 @@ from fivefold.parallel.context_gather import gather_attention, gather_pieces
 from fivefold.parallel.context_ring import ring_attention, ring_hops
 from fivefold.parallel.context_ulysses import ulysses_attention
 
+CPU = torch.device("cpu")
 Method = Literal["ring", "gather", "ulysses"]
 
 
@@ -35,18 +36,18 @@ class ContextPlan:
         self.attention = attention
 
 
-def positions(seq_len: int, axis: Axis, method: Method) -> Tensor:
-    """(seq_len / cp,) int64, ascending: the positions of a sequence that this rank holds.
+def positions(seq_len: int, axis: Axis, method: Method, device: torch.device = CPU) -> Tensor:
+    """(seq_len / cp,) int64, ascending: the positions of a sequence that this rank holds, on `device`.
 
     A token sees all before it, so later positions are more work. For `ring` and `gather` the sequence is cut into 2 cp
     chunks, of which rank r holds numbers r and 2 cp - 1 - r; for `ulysses`, where every rank attends over all
     positions, into cp. Raises ValueError if the cut does not come out even.
     """
-    return _positions_of(axis.rank, seq_len, axis.size, method, torch.device("cpu"))
+    return _positions_of(axis.rank, seq_len, axis.size, method, device)
 
 
 def whole_rows(x_bs: Tensor, axis: Axis, method: Method) -> tuple[Tensor, Tensor]:
-    """From what each rank holds of the sequences, (b, s, ...), all of them, (b, S, ...), and this rank's positions (s,).
+    """From what each rank holds of the sequences, (b, s, ...), all of them, (b, S, ...), and its own positions (s,).
 
     A collective call without a gradient.
     """

@@ -14,7 +14,6 @@ Sources: Lepikhin et al. 2021 (GShard), Fedus et al. 2021.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor

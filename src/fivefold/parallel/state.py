@@ -1,8 +1,9 @@
 """What each parameter of a spread model is as a whole: its global shape, and which piece of it this rank holds.
 
 The modules hold what tp left of each parameter, FSDP cuts that over the data-parallel ranks, and neither knows of the
-other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard) of this rank's stages, or for
-experts (ep, replicate, shard), over the same memory. First weights, checkpoints, the optimizer's state and the gradient norm are all made from it.
+other. Here the two are put together: one DTensor a parameter, on the axes (tp, replicate, shard) of this rank's stages,
+or for experts (ep, replicate, shard), over the same memory. First weights, checkpoints, the optimizer's state and the
+gradient norm are all made from it.
 """
 
 from __future__ import annotations

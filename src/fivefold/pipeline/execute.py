@@ -30,10 +30,11 @@ from fivefold.errors import RunError
 from fivefold.kernels.linear import WaitingGradient
 from fivefold.model.ledger import Ledger
 from fivefold.model.moe import MoE
+from fivefold.parallel.accumulation import Accumulation
 from fivefold.parallel.axis import Pending
 from fivefold.parallel.links import Links, Sent
 from fivefold.parallel.tied import TiedEmbedding
-from fivefold.parallel.zero import Accumulation, release_gathered
+from fivefold.parallel.zero import release_gathered
 from fivefold.pipeline.arrivals import Message, receives
 from fivefold.pipeline.clock import Clock
 from fivefold.pipeline.flow import gives, needs, receiver
@@ -253,6 +254,8 @@ class _Passage:
         self.kept: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
         """Of each stage and microbatch between F and I: its input, and where its backward begins. Its output is not
         kept: no gradient needs it, unless autograd says so."""
+        self.begun: set[int] = set()
+        """Stages that had a backward."""
         self.waiting: dict[tuple[int, int], list[WaitingGradient]] = {}
         """Of each stage and microbatch between I and W."""
 
@@ -311,9 +314,14 @@ class _Passage:
         _, stage, number = action
         gradient_td = self._take(action) if stage < self.schedule.stages - 1 else None
         x_td, edge = self.kept.pop((stage, number))
-        self.pipeline.accumulations[stage].expect(last=ends_step)
+        accumulation = self.pipeline.accumulations[stage]
+        only = ends_step and stage not in self.begun and accumulation.formats_differ
+        self.begun.add(stage)
+        accumulation.expect(last=ends_step and not only)
         with self.clock.during(action):
             torch.autograd.backward((edge,), (gradient_td,))
+            if only:
+                accumulation.compute_and_reduce(())
         if x_td is not None:
             assert x_td.grad is not None, "every stage's output depends on its input"
             self._give(action, x_td.grad)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +15,16 @@ from fivefold.model.family import family
 from fivefold.model.hf_import import OnEvent, load_huggingface
 from fivefold.model.objective import Objective
 from fivefold.model.part import Part
+from fivefold.parallel.accumulation import Accumulation
 from fivefold.parallel.axis import ALONE
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
 from fivefold.parallel.tied import tied_embedding
 from fivefold.parallel.zero import (
     DTYPES,
-    Accumulation,
     master_dtype,
     replicas,
     shard_data_parallel,
-    sums_in_place,
 )
 from fivefold.pipeline.execute import Boundary, Pipeline
 from fivefold.pipeline.heavy import offloaded_layers
@@ -65,12 +63,11 @@ def build_stages(
     mine = [stage for stage, rank in enumerate(placement) if rank == mesh.pp.rank]
     deferrals = {stage: Deferral() for stage in mine}
     parts = {stage: _part(run, mesh, stage, layers, offloaded[stage]) for stage in mine}
-    alone = partial(sums_in_place, precision=run.precision, offload_parameters="parameters" in run.offload)
-    dense = pipelined or alone(replicas(mesh.dense).size())
-    experts = run.model.moe is not None and (pipelined or alone(replicas(mesh.experts).size()))
+    dense = pipelined or replicas(mesh.dense).size() == 1
+    experts = run.model.moe is not None and (pipelined or replicas(mesh.experts).size() == 1)
     for stage, part in parts.items():
-        taking = {"deferral": dense, "expert_deferral": experts}
-        parts[stage] = replace(part, **{name: deferrals[stage] for name, takes in taking.items() if takes})
+        own = deferrals[stage]
+        parts[stage] = replace(part, deferral=own if dense else None, expert_deferral=own if experts else None)
     return {stage: (_build(run, mesh, part), deferrals[stage]) for stage, part in parts.items()}
 
 
