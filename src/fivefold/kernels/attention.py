@@ -25,6 +25,8 @@ from fivefold.kernels.linear import product_dtype
 
 BLOCK = 128
 """Positions in a block of the flex kernel."""
+FLEX_WIDTH = 16
+"""The narrowest head that the flex kernel takes."""
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
 """What cuDNN and FlashAttention compute in."""
 
@@ -265,10 +267,20 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, mask: Dense) -> Tensor:
 
 def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> Tensor:
     gqa = q.shape[1] != k.shape[1]
-    return compiled_flex()(q, k, v, score_mod=mask.alibi, block_mask=mask.block_mask, enable_gqa=gqa)
+    return flex(q, k, v, score_mod=mask.alibi, block_mask=mask.block_mask, enable_gqa=gqa)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """`flex_attention`, compiled, with heads of any width: those that are too narrow for it are filled up with zeros."""
+    width, scale = v.shape[-1], q.shape[-1] ** -0.5
+    if min(width, q.shape[-1]) >= FLEX_WIDTH:
+        return _compiled_flex()(q, k, v, **options)
+    q, k, v = (F.pad(x, (0, max(0, FLEX_WIDTH - x.shape[-1]))) for x in (q, k, v))
+    found = _compiled_flex()(q, k, v, scale=scale, **options)
+    return (found[0][..., :width], *found[1:]) if isinstance(found, tuple) else found[..., :width]
 
 
 @functools.cache
-def compiled_flex() -> Callable[..., Any]:
+def _compiled_flex() -> Callable[..., Any]:
     """`flex_attention`, compiled."""
     return torch.compile(flex_attention)

@@ -40,17 +40,9 @@ def add_weight_gradient(total_eoi: Tensor | None, g_ro: Tensor, x_ri: Tensor, en
 
 @triton.jit
 def _add_weight_gradient(
-    total,
-    g,
-    x,
-    ends,
-    o_size,
-    i_size,
-    ADDS: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_I: tl.constexpr,
+    total, g, x, ends, o_size, i_size, ADDS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_R: tl.constexpr,
-):
+):  # fmt: skip
     tiles_i = tl.cdiv(i_size, BLOCK_I)
     tiles = tl.cdiv(o_size, BLOCK_O) * tiles_i
     expert, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles

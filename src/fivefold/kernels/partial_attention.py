@@ -25,7 +25,7 @@ from fivefold._torch import (
     flash_attention,
     flash_attention_backward,
 )
-from fivefold.kernels.attention import Blocks, Causal, Dense, compiled_flex
+from fivefold.kernels.attention import Blocks, Causal, Dense, flex
 from fivefold.kernels.compiled import compiled_on_cuda
 from fivefold.kernels.linear import product_dtype
 
@@ -191,7 +191,7 @@ def _has_cudnn(q: Tensor, k: Tensor, v: Tensor, mask: PartMask) -> bool:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> tuple[Tensor, Tensor]:
-    out, beside = compiled_flex()(
+    out, beside = flex(
         q,
         k,
         v,
