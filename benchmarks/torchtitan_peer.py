@@ -1,14 +1,17 @@
-"""Runs torchtitan (pip install torchtitan==0.2.2) on the model of `dense16.yaml` with random tokens, to measure beside.
+"""Runs torchtitan (pip install torchtitan==0.2.2) on the model of `dense16.yaml`, or of `moe6.yaml`, with random tokens.
 
     torchrun --nproc_per_node 1 benchmarks/torchtitan_peer.py --training.seq_len=8192 --compile.enable
     torchrun --nproc_per_node 2 benchmarks/torchtitan_peer.py --training.seq_len=32768 --compile.enable \
         --parallelism.context_parallel_degree=2 --activation_checkpoint.mode=full
+    torchrun --nproc_per_node 1 benchmarks/torchtitan_peer.py --model.name=qwen3 --model.flavor=moe6 --compile.enable \
+        --training.seq_len=4096 --training.local_batch_size=2 --activation_checkpoint.mode=none
 
 Further flags are torchtitan's own; its log says tokens a second and GPU (`tps`).
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,6 +49,7 @@ def prepare() -> None:
     from torchtitan.components.tokenizer import BaseTokenizer
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataset
     from torchtitan.models.llama3 import TransformerModelArgs, llama3_args
+    from torchtitan.models.qwen3 import qwen3_args
 
     class NoTokenizer(BaseTokenizer):
         """torchtitan asks for a tokenizer; random tokens need its vocabulary's size alone."""
@@ -70,9 +74,13 @@ def prepare() -> None:
     HuggingFaceTextDataset.__iter__ = random_sequences
     HuggingFaceTextDataset.state_dict = lambda dataset: {}
     HuggingFaceTextDataset.load_state_dict = lambda dataset, state: None
-    spec = specs.get_train_spec("llama3")
-    spec.build_tokenizer_fn = NoTokenizer
-    specs.register_train_spec("llama3", spec)  # what is registered goes before what torchtitan brings
+    moe6 = copy.deepcopy(qwen3_args["30B-A3B"])
+    moe6.n_layers = 6
+    qwen3_args["moe6"] = moe6
+    for name in ("llama3", "qwen3"):
+        spec = specs.get_train_spec(name)
+        spec.build_tokenizer_fn = NoTokenizer
+        specs.register_train_spec(name, spec)  # what is registered goes before what torchtitan brings
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> Tensor:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    """`flex_attention`, compiled, with heads of any width: those that are too narrow for it are filled up with zeros."""
+    """`flex_attention`, compiled. Heads that are too narrow for it are filled up with zeros."""
     width, scale = v.shape[-1], q.shape[-1] ** -0.5
     if min(width, q.shape[-1]) >= FLEX_WIDTH:
         return _compiled_flex()(q, k, v, **options)
