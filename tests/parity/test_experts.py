@@ -59,7 +59,8 @@ IDLE = [  # half of the experts, or all but one, get no token
     Case("moe-empty", ep=4, tp=2, cp=2),
     Case("moe-one", ep=2, pp=2, schedule="zb-v", chunks=2, dp=2),
 ]
-LAYOUTS = [*ROUTED, *SPREAD, *UNEVEN, *RECOMPUTED, *IDLE]
+APART = [Case("moe-sigmoid", pp=2, layers=(1, 2), dp=2, zero=3)]  # one pipeline rank has dense layers alone
+LAYOUTS = [*ROUTED, *SPREAD, *UNEVEN, *RECOMPUTED, *IDLE, *APART]
 
 
 @pytest.mark.parametrize("case", sorted(LAYOUTS, key=lambda case: case.world), ids=str)

@@ -64,7 +64,8 @@ def build_stages(
     deferrals = {stage: Deferral() for stage in mine}
     parts = {stage: _part(run, mesh, stage, layers, offloaded[stage]) for stage in mine}
     dense = pipelined or replicas(mesh.dense).size() == 1
-    experts = run.model.moe is not None and (pipelined or replicas(mesh.experts).size() == 1)
+    spread = None if run.model.moe is None else mesh.experts  # made by all ranks, those with dense layers alone too
+    experts = spread is not None and (pipelined or replicas(spread).size() == 1)
     for stage, part in parts.items():
         own = deferrals[stage]
         parts[stage] = replace(part, deferral=own if dense else None, expert_deferral=own if experts else None)
