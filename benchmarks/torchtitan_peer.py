@@ -1,4 +1,4 @@
-"""Runs torchtitan (pip install torchtitan==0.2.2) on the model of `dense16.yaml`, or of `moe6.yaml`, with random tokens.
+"""Runs torchtitan (pip install torchtitan==0.2.2) on the model of `dense16.yaml` or `moe6.yaml` with random tokens.
 
     torchrun --nproc_per_node 1 benchmarks/torchtitan_peer.py --training.seq_len=8192 --compile.enable
     torchrun --nproc_per_node 2 benchmarks/torchtitan_peer.py --training.seq_len=32768 --compile.enable \
