@@ -134,8 +134,8 @@ def split_a_step() -> None:
         total = sum(e.device_time_total for e in kernels) / 1000
         labelled = dict.fromkeys(KINDS, 0.0)
         for each in profiler.key_averages():
-            if each.key in labelled and each.device_type == DeviceType.CPU:
-                labelled[each.key] = each.device_time_total / 1000
+            if each.key in labelled and each.device_type == DeviceType.CUDA:  # from a range's first kernel to its last
+                labelled[each.key] = each.self_device_time_total / 1000
         labelled["exchanges"] = sum(e.device_time_total for e in kernels if "SendRecv" in e.name) / 1000
         labelled["the rest"] = total - sum(labelled.values())
         print("  ".join(f"{kind} {ms:.1f} ms" for kind, ms in labelled.items()), file=sys.stderr, flush=True)
