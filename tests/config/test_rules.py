@@ -338,11 +338,6 @@ BROKEN: list[tuple[str, str]] = [
         "parallel.zero = 0 shards nothing over dp = 4, so parallel.replicate = 2 has no meaning; use "
         "parallel.replicate 1 or 4, or parallel.zero 1, 2 or 3",
     ),
-    (
-        f"{MOE}--routing.placement load --parallel.ep 2",
-        "routing.placement = load: this version does not run the placement of experts by their load; use "
-        "routing.placement fixed",
-    ),
     ("--precision.linear fp4", "precision.linear = fp4: this version does not run 8-bit and 4-bit linear layers"),
     ("--precision.compute fp16", "precision.compute = fp16: this version does not scale the loss"),
     (

@@ -15,6 +15,8 @@ from fivefold.model.objective import Objective
 from fivefold.model.part import Part
 from tests.parity.cases import GLOBAL_SIZE, LR, MODELS, OPTIM, STEPS, Case, randomize_vectors, share_of
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 @dataclass(frozen=True)
 class Reference:
@@ -26,6 +28,8 @@ class Reference:
     """Of the first step."""
     parameters: dict[str, Tensor]
     """After the last one, and what else the model keeps."""
+    moments: dict[str, Tensor]
+    """After the last one, as `<kind>.<parameter>`."""
 
 
 @functools.cache
@@ -61,4 +65,5 @@ def reference(model_name: str, packed: bool, rows: int = GLOBAL_SIZE, steps: int
             if isinstance(module, MoE):
                 module.router.update(counts[module.number], applied=torch.tensor(True))
     after = {name: tensor.detach().clone() for name, tensor in (parameters | buffers).items()}
-    return Reference(losses, norms, gradients, after)
+    moments = {f"{kind}.{name}": optimizer.state[p][kind] for name, p in parameters.items() for kind in MOMENTS}
+    return Reference(losses, norms, gradients, after, moments)

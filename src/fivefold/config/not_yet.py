@@ -30,7 +30,6 @@ def _master(run: Run) -> str:
 
 
 NOT_YET: tuple[Rule, ...] = (
-    _only("routing.placement", "fixed", "the placement of experts by their load"),
     _only("precision.linear", "auto", "8-bit and 4-bit linear layers"),
     Rule(
         "fp16 cannot run yet",

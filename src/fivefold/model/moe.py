@@ -55,6 +55,9 @@ class Router(nn.Module):
     """(E,): added to each expert's score for the choice alone."""
     load: Tensor
     """(E,): the share of the choices that each expert had in the step before."""
+    placement: Tensor | None = None
+    """(E,) int64: the slot among all experts' weights in which each expert lies; None for that of its number. The
+    router's own weights and numbers are in the order of the experts, wherever those lie."""
 
     def __init__(self, model: Model, part: Part) -> None:
         super().__init__()
@@ -64,11 +67,11 @@ class Router(nn.Module):
         self.register_buffer("load", torch.full((self.moe.experts,), 1 / self.moe.experts))
 
     def forward(self, x_td: Tensor, shared: Context) -> tuple[Tensor, Sorted, Routed]:
-        """Gates (t, k), the choices as rows sorted by expert, and what is reported of them."""
+        """Gates (t, k), the choices as rows sorted by their experts' slots, and what is reported of them."""
         logits_tE = wide_linear(x_td, self.weight)
         choice = choose(logits_tE, self.bias, self.moe)
-        choices = sort_by_expert(choice.experts_tk, self.moe.experts)
-        counts_E, dropped = counts_of(choices.ends_e), choices.ends_e.new_zeros(())
+        choices, counts_E = self._sorted(choice.experts_tk)
+        dropped = choices.ends_e.new_zeros(())
         if self.part.objective.capacity_factor is not None:
             kept_tk = self._kept(choice.experts_tk, shared)
             choices = without_dropped(choices, kept_tk)
@@ -77,6 +80,14 @@ class Router(nn.Module):
         balance, z = self._losses(logits_tE, choice, shared)
         gates_tk = _AddLoss.apply(choice.gates_tk, balance + z)
         return gates_tk, choices, Routed(counts_E, dropped, balance.detach(), z.detach())
+
+    def _sorted(self, experts_tk: Tensor) -> tuple[Sorted, Tensor]:
+        """The choices as rows sorted by slot, and how many each expert has (E,)."""
+        if self.placement is None:
+            choices = sort_by_expert(experts_tk, self.moe.experts)
+            return choices, counts_of(choices.ends_e)
+        choices = sort_by_expert(self.placement[experts_tk], self.moe.experts)
+        return choices, counts_of(choices.ends_e)[self.placement]
 
     def _losses(self, logits_tE: Tensor, choice: Choice, shared: Context) -> tuple[Tensor, Tensor]:
         """This rank's shares of the balance loss and the z-loss, as they are added to the loss."""

@@ -72,9 +72,13 @@ class OffloadedOptimizer(ShardedOptimizer):
             wait(uploaded, self._device)
         self.zero_grad()
 
+    def weights_changed(self) -> None:
+        """They are read anew at the next step."""
+        self._current = False
+
     def materialize(self) -> dict[str, Tensor]:
         """As `ShardedOptimizer.materialize`; the weights are read anew, since they are loaded with the state."""
-        self._current = False
+        self.weights_changed()
         return super().materialize()
 
     def _read_weights(self) -> None:

@@ -112,6 +112,9 @@ class ShardedOptimizer:
             if isinstance(value, Tensor)
         }
 
+    def weights_changed(self) -> None:
+        """Say that the pieces were given other values. Nothing here: they are what is updated."""
+
     def materialize(self) -> dict[str, Tensor]:
         """`state()`, allocated if it was not there yet; its values are then meaningless and must be loaded."""
         for names in self.updated_together():

@@ -85,6 +85,16 @@ class Mesh:
             return ALONE
         return Axis(ep, self.rank % ep, self.experts["ep"].get_group(), Stopwatch(self.device))
 
+    @cached_property
+    def stage(self) -> Axis:
+        """All ranks that have this rank's stages, in their order. Made at the first call, which is a collective one."""
+        size = self.world // self.grid.pp
+        if size == 1:
+            return ALONE
+        first = self.rank // size * size
+        peers = list(range(first, first + size))
+        return Axis(size, self.rank - first, dist.new_group(peers, use_local_synchronization=True, group_desc="stage"))
+
     @property
     def counts(self) -> bool:
         """Whether this rank counts what all ranks that share its sequences know: one of them does."""

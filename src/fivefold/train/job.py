@@ -27,6 +27,7 @@ from fivefold.pipeline.execute import Pipeline
 from fivefold.train.build import buffers_of
 from fivefold.train.evaluate import validation_loss
 from fivefold.train.meter import Meter, Reading
+from fivefold.train.placing import ExpertPlacement
 from fivefold.train.progress import Progress
 from fivefold.train.signals import StopWish
 from fivefold.train.sources import RunData, identity
@@ -45,6 +46,7 @@ class Job:
     data: RunData
     pipeline: Pipeline
     optimizer: ShardedOptimizer
+    placement: ExpertPlacement
     progress: Progress
     loader: Loader
     meter: Meter
@@ -76,6 +78,7 @@ class Job:
             return
         self.observer.step(reading.record)
         self.observer.experts(reading.record["step"], reading.choices)
+        self.placement.count(reading.choices)
         stop, save = reading.asked
         self.asked_to_stop |= stop
         self.asked_to_save |= save
@@ -123,15 +126,31 @@ class Job:
         self.observer.validation(self.progress.step, losses)
 
     def save(self) -> None:
-        """Start saving the state; the newest lines of metrics are made durable first."""
+        """Start saving the state; the newest lines of metrics are made durable first. Experts move meanwhile, if a step
+        comes after this one."""
         if self.saved_step == self.progress.step:
             return
         self.observer.sync()
-        state = {**self.progress.state(), "data": identity(self.run, self.data)}
-        tensors = state_tensors(self.optimizer.parameters, buffers_of(self.pipeline.stages), self.optimizer.state())
-        self.checkpointer.save(self.progress.step, tensors, state)
+        if self.progress.step < self.run.total_steps:
+            self.place_experts()
+        state = {**self.progress.state(), **self.placement.state(), "data": identity(self.run, self.data)}
+        with self.placement.experts_in_order():
+            tensors = state_tensors(self.optimizer.parameters, buffers_of(self.pipeline.stages), self.optimizer.state())
+            self.checkpointer.save(self.progress.step, tensors, state)
         self.saved_step = self.awaited_step = self.progress.step
         self.saved_at, self.asked_to_save = time.monotonic(), False
+
+    def place_experts(self) -> None:
+        """Decide where experts lie from now on, and say so if that changes."""
+        moved = self.placement.decide()
+        if moved is not None:
+            step, (layers, before, after) = self.progress.step, moved
+            message = (
+                f"step {step}: experts of {layers} layer{'s' * (layers > 1)} are placed anew; the fullest rank has "
+                f"{after:.2f} times the mean load, not {before:.2f}"
+            )
+            fields = {"step": step, "layers": layers, "load_before": before, "load_after": after}
+            self.observer.event("experts_moved", **fields, message=message)
 
     def save_fork(self) -> None:
         """Give a fork a checkpoint of its own before its first step, so that it needs the first run no more."""

@@ -31,6 +31,7 @@ from fivefold.train.folder import CHECKPOINTS, RunFolder, open_folder, release
 from fivefold.train.job import Job, Reports, pass_on, state_tensors
 from fivefold.train.meter import Meter
 from fivefold.train.options import TrainOptions
+from fivefold.train.placing import ExpertPlacement
 from fivefold.train.progress import Progress
 from fivefold.train.sources import RunData, check_lengths, check_vocabulary, identity, open_data, vocabulary
 
@@ -87,6 +88,9 @@ def _opened(
 ) -> Iterator[Job]:
     run, progress = start.progress.with_steps(start.run), start.progress
     pipeline, optimizer = _pipeline(start, mesh, checkpointer, reports)
+    placement = ExpertPlacement(run, pipeline, optimizer, mesh)
+    if start.found is not None:
+        placement.restore(start.found.state)
     observer = _observer(run, mesh, start.folder, None if start.found is None else progress.step)
     loader = _loader(run, mesh, start.data, progress)
     try:
@@ -99,6 +103,7 @@ def _opened(
             data=start.data,
             pipeline=pipeline,
             optimizer=optimizer,
+            placement=placement,
             progress=progress,
             loader=loader,
             meter=Meter(run, mesh, optimizer.names),
