@@ -422,6 +422,22 @@ def test_every_rule_is_broken_by_a_line_of_the_table(unchecked: Load) -> None:
     assert {rule.name for rule in RULES} - broken == set()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{MLA}--model.mla.plain -1",
+        f"{MLA}--model.mla.rotated -2",
+        f"{ROPE}{{type: yarn, factor: 2, original_context: 8}} --model.rope_scaling.beta_fast 0",
+        "--parallel.schedule zb-v --batch.micro_size 0",
+        "--parallel.schedule zb-v --batch.global_size 0",
+        "--parallel.schedule zb-v --parallel.dp -1",
+    ],
+)
+def test_what_follows_from_an_impossible_value_is_not_said_beside_it(unchecked: Load, line: str) -> None:
+    (sentence,) = check(unchecked(*flags(line)))
+    assert ": it must be " in sentence
+
+
 LEGAL = [
     "--optim.clip null",
     "--optim.clip .inf",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.config.rule import Rule, choices, divisors_of, multiples_around, value_of
-from fivefold.config.run import Run
+from fivefold.config.run import RopeScaling, Run
 
 
 def _say_heads(run: Run) -> str:
@@ -118,7 +118,7 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "values of latent attention fit beside keys",
-        about=("model.mla",),
+        about=("model.mla.plain", "model.mla.rotated", "model.mla.value"),
         broken=_wide_values,
         says=lambda run: (
             f"model.mla.value = {value_of(run, 'model.mla.value')} is more than a key's width of plain + rotated = "
@@ -162,7 +162,7 @@ MODEL: tuple[Rule, ...] = (
     ),
     Rule(
         "rope scaling is whole",
-        about=("model.rope_scaling",),
+        about=("model.rope_scaling", "model.mla", *(f"model.rope_scaling.{key}" for key in RopeScaling.model_fields)),
         broken=_scaling_fault,
         says=lambda run: f"model.rope_scaling: {_scaling_fault(run)}",
     ),

@@ -14,6 +14,9 @@ from fivefold.config.run import Run
 from fivefold.config.schedules import SCHEDULES, Demands, demands_of, is_file, schedule_names
 from fivefold.errors import UserError
 
+MICROBATCHES = ("parallel.dp", "batch.global_size", "batch.micro_size")
+"""The keys that `microbatches` reads."""
+
 
 def _schedule_fault(run: Run) -> str | None:
     """What is wrong with `parallel.schedule` by itself, if anything is."""
@@ -112,13 +115,13 @@ PIPELINE: tuple[Rule, ...] = (
     ),
     Rule(
         "chunks are those of the schedule",
-        about=("parallel.schedule", "parallel.chunks", "parallel.pp", "model.layers"),
+        about=("parallel.schedule", "parallel.chunks", "parallel.pp", "model.layers", *MICROBATCHES),
         broken=_chunks_misfit,
         says=_say_chunks,
     ),
     Rule(
         "the schedule has the microbatches that it needs",
-        about=("parallel.schedule", "parallel.pp", "parallel.dp", "batch.global_size", "batch.micro_size"),
+        about=("parallel.schedule", "parallel.pp", *MICROBATCHES),
         broken=_too_few_microbatches,
         says=_say_microbatches,
     ),
