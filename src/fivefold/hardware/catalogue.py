@@ -1,37 +1,85 @@
-"""Accelerators by name: the peak rate of dense bf16 products, for model FLOPs utilization. Imports no torch.
+"""The catalogue of accelerators, by the names that people and drivers give them. Imports no torch.
 
-Rates are the vendors' datasheets' (NVIDIA A100, H100, H200, H800, B200, B300, L40S), dense, without sparsity.
+The entries lie beside this file in `accelerators.json`, in the units and with the keys that a file of the user's own
+has (`entry.py`), each number with where it comes from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fivefold.errors import UserError
+from fivefold.hardware.accelerator import Accelerator
+from fivefold.hardware.entry import accelerator_of, read_entry
+
+VENDORS = re.compile(r"^(NVIDIA|Tesla|AMD Instinct|AMD)\s+")
 
 
-@dataclass(frozen=True)
-class Accelerator:
-    """One kind of GPU."""
-
-    name: str
-    driver_names: tuple[str, ...]  # parts of the name that the driver gives, the first that fits counts
-    bf16_tflops: float  # dense peak
+@cache
+def accelerators() -> tuple[Accelerator, ...]:
+    """All that ship with Fivefold."""
+    return tuple(accelerator_of(entry) for entry in _entries())
 
 
-ACCELERATORS = (
-    Accelerator("GB200", ("GB200",), 2500),
-    Accelerator("GB300", ("GB300",), 2500),
-    Accelerator("B200-SXM-180GB", ("B200",), 2250),
-    Accelerator("B300-SXM-288GB", ("B300",), 2250),
-    Accelerator("H200-SXM-141GB", ("H200",), 989),
-    Accelerator("H800-SXM-80GB", ("H800",), 989),
-    Accelerator("H100-PCIe-80GB", ("H100 PCIe",), 756),
-    Accelerator("H100-SXM-80GB", ("H100",), 989),
-    Accelerator("A800-SXM-80GB", ("A800",), 312),
-    Accelerator("A100-SXM-80GB", ("A100",), 312),
-    Accelerator("L40S", ("L40S",), 362),
-)
+@cache
+def _entries() -> list[dict[str, Any]]:
+    text = (files("fivefold.hardware") / "accelerators.json").read_text(encoding="utf-8")
+    entries: list[dict[str, Any]] = json.loads(text)
+    return entries
+
+
+@cache
+def _by_key() -> dict[str, Accelerator]:
+    known: dict[str, Accelerator] = {}
+    for entry, accelerator in zip(_entries(), accelerators(), strict=True):
+        for name in (accelerator.name, *entry.get("aliases", ())):
+            known[_key(name)] = accelerator
+    return known
+
+
+def _key(name: str) -> str:
+    """Capitals, dashes, spaces and brackets make no difference between names."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def names() -> list[str]:
+    """The full names."""
+    return [accelerator.name for accelerator in accelerators()]
+
+
+def by_name(name: str) -> Accelerator:
+    """The accelerator of this name or alias (h100 is H100-SXM-80GB), or the one that a YAML file describes.
+
+    Raises UserError with near names if there is none, or with all that is wrong with the file.
+    """
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return read_entry(Path(name).expanduser())
+    found = _by_key().get(_key(name))
+    if found is None:
+        near = get_close_matches(_key(name), _by_key(), n=3, cutoff=0.6)
+        meant = list(dict.fromkeys(_by_key()[each].name for each in near))
+        suggestion = f"did you mean {' or '.join(meant)}? " if meant else ""
+        raise UserError(
+            f"cluster.gpu = {name}: there is no such accelerator in the catalogue; {suggestion}known are "
+            f"{', '.join(names())}; one of your own is a YAML file, as `fivefold bench --out FILE.yaml` writes it"
+        )
+    return found
 
 
 def by_driver_name(name: str) -> Accelerator | None:
     """The accelerator that the driver calls `name`, such as "NVIDIA H200"; None if the catalogue lacks it."""
-    return next((each for each in ACCELERATORS if any(part in name for part in each.driver_names)), None)
+    bare = VENDORS.sub("", name.strip())
+    fitting = [
+        (len(pattern), accelerator)
+        for accelerator in accelerators()
+        for pattern in accelerator.driver_names
+        if fnmatchcase(bare, pattern)
+    ]
+    return max(fitting, key=lambda each: each[0])[1] if fitting else None

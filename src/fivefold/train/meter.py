@@ -137,7 +137,9 @@ def peak_flops(device: torch.device, compute: str) -> float | None:
     if device.type != "cuda" or compute not in ("bf16", "fp16"):
         return None
     accelerator = by_driver_name(torch.cuda.get_device_name(device))
-    return None if accelerator is None else accelerator.bf16_tflops * 1e12
+    if accelerator is None:
+        return None
+    return accelerator.peak.get(compute) or accelerator.peak.get("bf16")
 
 
 def memory_peak(device: torch.device) -> float:
