@@ -1,0 +1,80 @@
+"""The software that a run is planned for: which generation of kernels, how it keeps its state, what it does again.
+
+A plan of one's own run is for this project; a published run is for the stack that ran it. Fitted rates belong to a
+generation of kernels (`constants.py`), of which there are five; what is documented about a stack stands here. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025 = "unfused-2022", "flash-2023", "compiled-2024", "engine-2024", "engine-2025"
+GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025)
+"""Kernels of 2022, whose attention writes its scores to memory; the first flash attention, eager, of 2023; compiled
+pointwise operations beside torch's attention, 2024; Transformer Engine with cuDNN's attention, until mid 2025, and
+since then."""
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes a parameter of what is there all the time."""
+
+    weights: float
+    """In the compute format, as matrix products read them; 0 where they are gathered from the master weights."""
+    gradients: float
+    """As they are accumulated."""
+    optimizer: float
+    """Master weights and moments."""
+    extra: float = 0.0
+    """What the stack was measured to hold beside its formula."""
+
+    @property
+    def total(self) -> float:
+        """All of them, unsharded."""
+        return self.weights + self.gradients + self.optimizer + self.extra
+
+
+STATES: dict[str, StateBytes] = {
+    "fivefold": StateBytes(0, 4, 12),
+    "fsdp2": StateBytes(0, 4, 12),
+    "fsdp1": StateBytes(0, 4, 12),
+    "fsdp1-pure": StateBytes(0, 2, 6),
+    "maxtext": StateBytes(0, 4, 12),
+    "megatron": StateBytes(2, 4, 12),
+    "megatron-16bit": StateBytes(2, 2, 12),
+    "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=3),
+    "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=4),
+    "internevo": StateBytes(2, 2, 12),
+}
+"""By software stack. FSDP keeps fp32 weights, gradients and two moments (MosaicML's PURE: all in bf16) and gathers what
+it computes with; Megatron keeps 16-bit weights and fp32 gradients beside fp32 master weights and moments (18 bytes);
+DeepSpeed of 2022 was measured at 3 to 4 bytes a parameter above its formula; InternEvo accumulates in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a run is executed by."""
+
+    name: str
+    """A key of `STATES`."""
+    generation: str
+    """One of `GENERATIONS`."""
+    state: StateBytes
+    sequence_parallel: bool = True
+    """Whether the ranks of tp hold different tokens between the matrix products."""
+    dropout: bool = False
+    """Whether attention's probabilities and the residual updates have dropout."""
+    selective: frozenset[str] = frozenset({"norm", "activation", "rope"})
+    """What selective recompute does again: names of parts of a layer (`work.py`), `attention` with its products."""
+    overlaps_gradients: bool = True
+    """Whether the reduction of gradients and the gathering of parameters run beside computation."""
+    asynchronous_tp: bool = False
+    """Whether tp's collectives are cut up and run beside the matrix products that they belong to."""
+    reduces_each_microbatch: bool = False
+    """Whether sharded gradients are reduced after each microbatch, instead of once a step."""
+
+
+def fivefold(zero: int = 1, pp: int = 1) -> Software:
+    """This project: `compiled` kernels; with ZeRO 2 and 3 and no pipeline each microbatch reduces."""
+    return Software("fivefold", COMPILED, STATES["fivefold"], reduces_each_microbatch=zero >= 2 and pp == 1)
