@@ -1,0 +1,133 @@
+"""The budget: the figures that everybody quotes come out, each by a formula that is written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from fivefold.config.models import preset_fields
+from fivefold.config.run import Model, Precision
+from fivefold.errors import UserError
+from fivefold.plan.budget import (
+    STATES,
+    Budget,
+    budget,
+    budget_of,
+    given_tokens,
+    microbatches_for,
+    optimal_tokens,
+    state_named,
+    state_of,
+    zero_bytes,
+)
+
+
+def preset(name: str) -> Model:
+    return Model.model_validate(preset_fields(name).value)
+
+
+@pytest.fixture(scope="module")
+def two_trillion() -> Budget:
+    return budget(2e12, given_tokens(40e12))
+
+
+def test_two_trillion_parameters_hold_32_tb_of_state_which_fills_400_h100s(two_trillion: Budget) -> None:
+    assert two_trillion.state.total == 16
+    assert two_trillion.state_bytes == pytest.approx(32e12, rel=1e-12)
+    assert two_trillion.state_gpus == 400
+
+
+def test_forty_trillion_tokens_on_them_are_4_8e26_flops_and_30800_h100_years(two_trillion: Budget) -> None:
+    assert two_trillion.flops == pytest.approx(4.8e26, rel=1e-12)
+    assert two_trillion.gpu_years == pytest.approx(30_800, rel=0.005)
+    assert two_trillion.gpu_years == pytest.approx(4.8e26 / (0.5 * 989e12) / 86400 / 365.25, rel=1e-9)
+
+
+def test_zero_3_on_2048_gpus_leaves_16_gb_of_state_on_each(two_trillion: Budget) -> None:
+    each = two_trillion.state_bytes_a_gpu(zero=3, ranks=2048)
+    assert each == pytest.approx(32e12 / 2048, rel=1e-12)
+    assert round(each / 1e9) == 16
+
+
+@pytest.mark.parametrize(("zero", "each"), [(0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)])
+def test_the_state_a_gpu_is_that_of_the_zero_paper(zero: int, each: float) -> None:
+    """7.5B parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB."""
+    assert zero_bytes(STATES["mixed"], 7.5e9, zero, 64) == pytest.approx(each * 7.5e9)
+
+
+def test_sixteen_ranks_need_about_1500_microbatches_for_a_bubble_of_one_percent() -> None:
+    need = microbatches_for(16, 0.01)
+    assert (need.of_work, need.of_step) == (1500, 1485)
+    assert microbatches_for(16, 0.01, chunks=2).of_work == 750
+    assert microbatches_for(1, 0.01).of_step == 1
+
+
+def test_a_bubble_within_the_need_is_no_larger_and_one_microbatch_less_is_larger() -> None:
+    for pp, bubble in ((4, 0.1), (12, 0.03), (16, 0.07)):
+        need = microbatches_for(pp, bubble).of_step
+        assert (pp - 1) / (need + pp - 1) <= bubble < (pp - 1) / (need + pp - 2)
+
+
+def test_dense_tokens_are_20_a_parameter_and_sparse_ones_20_an_active_parameter_with_both_said() -> None:
+    assert optimal_tokens(70e9).tokens == 1.4e12
+    sparse = optimal_tokens(671e9, 37e9)
+    assert sparse.tokens == 20 * 37e9
+    assert "by active parameters" in sparse.why
+    assert "1.342e+13" in sparse.why
+    assert (sparse.basis, given_tokens(5).basis) == ("assumed", "given")
+
+
+def test_a_model_is_budgeted_with_its_attention() -> None:
+    model = preset("llama-3-405b")
+    planned = budget_of(model, 8192, given_tokens(15.6e12))
+    assert planned.parameters == 405_853_388_800
+    assert planned.flops == pytest.approx(3.8e25, rel=0.06)  # what its authors state is 6 N D
+    assert planned.flops > 6 * 405.85e9 * 15.6e12 * 0.99
+    sparse = budget_of(preset("deepseek-v3"), 4096)
+    assert sparse.tokens.tokens == 20 * sparse.active < 20 * sparse.parameters / 10
+
+
+def test_the_tables_of_state_hold_16_18_16_and_8_bytes_and_a_runs_is_that_of_its_master_format() -> None:
+    assert {name: state.total for name, state in STATES.items()} == {
+        "mixed": 16,
+        "mixed-fp32-gradients": 18,
+        "fp32-master": 16,
+        "bf16": 8,
+    }
+    assert state_of(Precision()).total == 16
+    assert state_of(Precision(master="bf16")).total == 8
+    assert state_of(Precision(compute="fp64")).total == 32
+
+
+def test_every_figure_is_explained_with_its_numbers_and_goes_into_json(two_trillion: Budget) -> None:
+    text = "\n".join(two_trillion.explain())
+    for figure in ("16 bytes", "2e+12", "32 TB", "80 GB", "= 400", "4.8e+26", "9.89e+14 FLOP/s x 50.0%", "30,759"):
+        assert figure in text
+    assert json.loads(json.dumps(two_trillion.json()))["state_gpus"] == 400
+    assert "15 / (1 x 0.01) = 1,500" in "\n".join(microbatches_for(16, 0.01).explain())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: budget(0, given_tokens(1e12)), "parameters is 0; give a number above 0"),
+        (lambda: budget(float("nan"), given_tokens(1e12)), "parameters is nan"),
+        (lambda: budget(1e9, given_tokens(-1)), "tokens is -1"),
+        (lambda: budget(1e9, given_tokens(1e12), active=2e9), "2e+09 active parameters contradict 1e+09"),
+        (lambda: budget(1e9, given_tokens(1e12), efficiency=50), "write 0.5 for 50 %"),
+        (lambda: budget(1e9, given_tokens(1e12), efficiency=0), "efficiency is 0"),
+        (lambda: budget(1e9, given_tokens(1e12), gpu_memory=80), "80 GB are 80e9"),
+        (lambda: budget(1e9, given_tokens(1e12), peak=989), "989 TFLOP/s are 989e12"),
+        (lambda: microbatches_for(0, 0.01), "parallel.pp is 0"),
+        (lambda: microbatches_for(16, 1.5), "write 0.015 for 1.5 %"),
+        (lambda: zero_bytes(STATES["mixed"], 1e9, 4, 8), "zero is 4"),
+        (lambda: zero_bytes(STATES["mixed"], 1e9, 3, 0), "shard the state is 0"),
+        (lambda: state_named("mixd"), "did you mean mixed"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_number_and_what_to_write(wrong: Callable[[], object], says: str) -> None:
+    with pytest.raises(UserError) as raised:
+        wrong()
+    assert says in str(raised.value)
