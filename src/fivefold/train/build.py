@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fivefold.config.run import Run
+from fivefold.config.run import Model, Run
 from fivefold.errors import UserError
 from fivefold.kernels.linear import Deferral
 from fivefold.model.family import family
 from fivefold.model.hf_import import OnEvent, load_huggingface
 from fivefold.model.objective import Objective
-from fivefold.model.part import Part
+from fivefold.model.part import WHOLE, Part
 from fivefold.parallel.accumulation import Accumulation
 from fivefold.parallel.axis import ALONE
 from fivefold.parallel.mesh import Mesh
@@ -82,18 +82,29 @@ def _build(run: Run, mesh: Mesh, part: Part) -> nn.Module:
     with torch.device("meta"):
         model = chosen.build(run.model, part)
     model.to(master_dtype(run.precision))
-    _widen_buffers(model)
     in_cpu_memory = "parameters" in run.offload
     shard_data_parallel(model, mesh, run.parallel.zero, run.precision, in_cpu_memory)
     model.to_empty(device="cpu" if in_cpu_memory else mesh.device)
+    _renew_buffers(model, mesh.device)
     return model.train()
 
 
-def _widen_buffers(model: nn.Module) -> None:
-    """State that is no parameter is small, and changes by little a step: it is kept in at least fp32."""
+def empty_model(model: Model, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """A whole model, of which nothing is set yet: its parameters in `dtype`, its buffers as in training."""
+    with torch.device("meta"):
+        built = family(model).build(model, WHOLE)
+    built.to(dtype).to_empty(device=device)
+    _renew_buffers(built, device)
+    return built
+
+
+def _renew_buffers(model: nn.Module, device: torch.device) -> None:
+    """State that is no parameter is small, and changes by little a step: what is a fraction is kept in at least fp32,
+    and all of it where the model computes, wherever its parameters are."""
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(torch.promote_types(buffer.dtype, torch.float32)))
+            wide = torch.promote_types(buffer.dtype, torch.float32) if buffer.is_floating_point() else buffer.dtype
+            setattr(module, name, torch.empty_like(buffer, dtype=wide, device=device))
 
 
 def _part(run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Collection[int]) -> Part:

@@ -18,8 +18,8 @@ from fivefold.data.tokenizer import Tokenizer
 from fivefold.errors import UserError
 from fivefold.model.family import family
 from fivefold.model.hf_export import export
-from fivefold.model.part import WHOLE
 from fivefold.parallel.zero import DTYPES
+from fivefold.train.build import empty_model
 from fivefold.train.folder import RUN_FILE
 from fivefold.train.generate import generate
 from fivefold.train.sources import tokenizer_of
@@ -91,9 +91,7 @@ def load_model(run: Run, found: Found) -> nn.Module:
     """The model of a checkpoint in one piece, in the run's compute format (fp32 on a CPU without better)."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = DTYPES[run.precision.compute] if device.type == "cuda" or run.precision.compute == "fp64" else torch.float32
-    with torch.device("meta"):
-        model = family(run.model).build(run.model, WHOLE)
-    model.to(dtype).to_empty(device=device)
+    model = empty_model(run.model, dtype, device)
     parameters = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, tensor in _weights(found, list(parameters)):
