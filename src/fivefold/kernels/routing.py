@@ -9,6 +9,7 @@ et al. 2022 (z-loss), DeepSeek-AI 2024 (sigmoid scores, groups, bias).
 
 from __future__ import annotations
 
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -95,6 +96,14 @@ def without_dropped(choices: Sorted, kept_tk: Tensor) -> Sorted:
     places_tk = (rows_before_r - 1)[choices.places_tk].masked_fill(~kept_tk, -1)
     ends = torch.cat([rows_before_r.new_zeros(1), rows_before_r])[choices.ends_e]
     return Sorted(choices.order_r[kept_r], places_tk, ends.to(choices.ends_e.dtype))
+
+
+def capacity(factor: float, length: int, moe: Experts) -> int:
+    """How many choices an expert takes of a sequence of `length` tokens: `factor` times its even share, rounded up.
+
+    At most `length`, however large the factor is: no expert has more than one choice of a token.
+    """
+    return ceil(min(length, factor * length * moe.top_k / moe.experts))
 
 
 def within_capacity(experts_bSk: Tensor, experts: int, capacity: int) -> Tensor:

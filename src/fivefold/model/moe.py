@@ -20,7 +20,16 @@ from fivefold.config.run import Experts as Settings
 from fivefold.config.run import Model
 from fivefold.kernels.expert_feed_forward import Rows, expert_feed_forward
 from fivefold.kernels.linear import wide_linear
-from fivefold.kernels.routing import Choice, Sorted, choose, counts_of, sort_by_expert, within_capacity, without_dropped
+from fivefold.kernels.routing import (
+    Choice,
+    Sorted,
+    capacity,
+    choose,
+    counts_of,
+    sort_by_expert,
+    within_capacity,
+    without_dropped,
+)
 from fivefold.model.activations import Policy
 from fivefold.model.attention import Context
 from fivefold.model.feed_forward import SwiGLU
@@ -122,9 +131,8 @@ class Router(nn.Module):
         assert factor is not None
         mine = part.tp.gather(experts_tk).unflatten(0, (b, s))
         experts_bSk, position_s = whole_rows(mine, part.cp, part.cp_method)
-        length = s * part.cp.size
-        capacity = int(-(-factor * length * self.moe.top_k // self.moe.experts))
-        kept_bsk = within_capacity(experts_bSk, self.moe.experts, capacity)[:, position_s]
+        most = capacity(factor, s * part.cp.size, self.moe)
+        kept_bsk = within_capacity(experts_bSk, self.moe.experts, most)[:, position_s]
         t = len(experts_tk)
         return kept_bsk.flatten(0, 1)[part.tp.rank * t : (part.tp.rank + 1) * t]
 
