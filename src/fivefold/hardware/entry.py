@@ -20,32 +20,33 @@ FORMATS = ("bf16", "fp16", "fp8", "fp4", "fp32")
 
 
 class Quantity(NamedTuple):
-    """A number of an entry: its unit, the range that any machine's lies in, and what else people take it for."""
+    """A number of an entry: its unit, and the range that any machine's lies in."""
 
     unit: str
     low: float
     high: float
     scale: float
     """Of one such unit, in plain ones."""
-    smaller: str
-    """The unit of which a thousand are one, if that is what people mix up."""
+    mistaken: Mapping[str, float] = {}
+    """Units that are written in its place, and how many of them are one."""
     zero: bool = False
     """Whether 0 (there is none) is an answer."""
 
 
+OF_GB_S = {"MB/s": 1e3, "bytes/s": 1e9}
 QUANTITIES = {
-    "memory_gb": Quantity("GB", 0.5, 4_000, 1e9, "MB"),
-    "memory_mib": Quantity("MiB", 500, 4e6, 2**20, "KiB"),
-    "bandwidth_tb_s": Quantity("TB/s", 0.002, 60, 1e12, "GB/s"),
-    "link_gb_s": Quantity("GB/s", 1, 8_000, 1e9, "MB/s", zero=True),
-    "pair_gb_s": Quantity("GB/s", 1, 8_000, 1e9, "MB/s"),
-    "domain": Quantity("accelerators", 1, 100_000, 1, ""),
-    "per_node": Quantity("accelerators", 1, 1_024, 1, ""),
-    "pcie_gb_s": Quantity("GB/s", 0.5, 1_000, 1e9, "MB/s"),
-    "nic_gbit_s": Quantity("Gbit/s", 0.1, 10_000, 1.25e8, "Mbit/s", zero=True),
-    "watts": Quantity("W", 1, 5_000, 1, "mW"),
+    "memory_gb": Quantity("GB", 0.5, 4_000, 1e9, {"MB": 1e3, "bytes": 1e9}),
+    "memory_mib": Quantity("MiB", 500, 4e6, 2**20, {"bytes": 2**20}),
+    "bandwidth_tb_s": Quantity("TB/s", 0.002, 60, 1e12, {"GB/s": 1e3, "bytes/s": 1e12}),
+    "link_gb_s": Quantity("GB/s", 0.1, 8_000, 1e9, OF_GB_S, zero=True),
+    "pair_gb_s": Quantity("GB/s", 0.1, 8_000, 1e9, OF_GB_S),
+    "domain": Quantity("accelerators", 1, 100_000, 1),
+    "per_node": Quantity("accelerators", 1, 1_024, 1),
+    "pcie_gb_s": Quantity("GB/s", 0.1, 1_000, 1e9, OF_GB_S),
+    "nic_gbit_s": Quantity("Gbit/s", 0.1, 10_000, 1.25e8, {"Mbit/s": 1e3, "bit/s": 1e9}, zero=True),
+    "watts": Quantity("W", 1, 5_000, 1, {"mW": 1e3}),
 }
-RATE = Quantity("TFLOP/s", 1e-4, 100_000, 1e12, "GFLOP/s")
+RATE = Quantity("TFLOP/s", 1e-4, 100_000, 1e12, {"GFLOP/s": 1e3, "FLOP/s": 1e12})
 COPY = QUANTITIES["bandwidth_tb_s"]
 
 TEXTS = ("name", "family", "notes")
@@ -118,10 +119,13 @@ def _number(key: str, value: Any, quantity: Quantity) -> Iterator[tuple[str, str
     elif value <= 0:
         yield key, f"{key} = {value:g}: it must be above 0"
     elif value > quantity.high:
-        meant = value / 1000
-        fits = quantity.smaller and quantity.low <= meant <= quantity.high
-        hint = f"; if that is {quantity.smaller}, write {meant:g}" if fits else ""
-        yield key, f"{key} = {value:g}: nothing has {value:,.10g} {unit}, the most would be {quantity.high:,.10g}{hint}"
+        hints = [
+            f"; if that is {other}, write {value / number:g}"
+            for other, number in quantity.mistaken.items()
+            if quantity.low <= value / number <= quantity.high
+        ]
+        most = f"nothing has {value:,.10g} {unit}, the most would be {quantity.high:,.10g}"
+        yield key, f"{key} = {value:g}: {most}{hints[0] if hints else ''}"
     elif value < quantity.low:
         yield key, f"{key} = {value:g}: that is too little in {unit}, the least would be {quantity.low:g}"
     elif quantity.scale == 1 and key != "watts" and value != int(value):
@@ -182,7 +186,7 @@ def _contradictions(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     link, domain = entry.get("link_gb_s", 0), entry.get("domain", 1)
     if link and domain == 1:
         yield "domain", f"link_gb_s = {link:g} joins domain = 1 accelerator; how many are joined?"
-    if domain > 1 and not link:
+    if domain > 1 and not link and "link_gb_s" in entry:
         yield "link_gb_s", f"link_gb_s = 0, and yet the links join domain = {domain} accelerators; leave domain out"
     if entry.get("pair_gb_s", 0) > link:
         yield "pair_gb_s", f"pair_gb_s = {entry['pair_gb_s']:g} is a part of link_gb_s = {link:g} and cannot be more"

@@ -1,0 +1,71 @@
+"""The machines of a run, from its `cluster` section and the catalogue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fivefold.config.run import Cluster as Asked
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_name
+from fivefold.plan.cluster import cluster, cluster_of
+from tests.plan.runs import small_run
+
+
+def run_on(**asked: Any) -> Run:
+    return small_run().model_copy(update={"cluster": Asked(**asked)})
+
+
+def test_what_a_run_leaves_open_is_the_catalogues() -> None:
+    found = cluster_of(run_on(gpu="h100", gpus=16384))
+    assert (found.accelerator.name, found.gpus, found.per_node, found.nodes) == ("H100-SXM-80GB", 16384, 8, 2048)
+    assert (found.link, found.domain, found.nic, found.price) == (450e9, 8, 50e9, None)
+
+
+def test_what_a_run_says_counts() -> None:
+    found = cluster_of(run_on(gpu="A100-SXM-80GB", gpus=12, gpus_per_node=4, nic_gbit_s=100, price_per_gpu_hour=1.5))
+    assert (found.per_node, found.domain, found.nodes) == (4, 4, 3)
+    assert (found.nic, found.price) == (12.5e9, 1.5)
+
+
+def test_links_over_several_nodes_do_not_end_at_a_node() -> None:
+    assert cluster_of(run_on(gpu="gb200", gpus=72)).domain == 72
+    assert cluster_of(run_on(gpu="gb200", gpus=144, gpus_per_node=4)).domain == 72
+    assert cluster_of(run_on(gpu="gb200", gpus=256)).domain == 64
+    assert cluster_of(run_on(gpu="gb200", gpus=1000)).domain == 72  # 40 of each rack would be too few
+
+
+def test_a_card_without_links_has_none() -> None:
+    assert cluster(by_name("l40s"), 8).link == 0
+    assert cluster(by_name("h100"), 4, per_node=1).link == 0
+
+
+def test_the_gpu_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("peak_tflops: {bf16: 100}\nmemory_gb: 32\nbandwidth_tb_s: 1.2\nper_node: 2\nnic_gbit_s: 25\n")
+    found = cluster_of(run_on(gpu=str(file), gpus=8))
+    assert (found.accelerator.name, found.per_node, found.nic) == ("mine", 2, 3.125e9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"gpus": 8}, ["--gpu NAME", "H100-SXM-80GB", "YAML"]),
+        ({"gpu": "h100"}, ["--gpus N"]),
+        ({"gpu": "h1o0", "gpus": 8}, ["cluster.gpu = h1o0", "did you mean H100-SXM-80GB"]),
+        ({"gpu": "h100", "gpus": 16, "nic_gbit_s": 400e9}, ["400", "in Gbit/s", "do you mean 400?"]),
+        ({"gpu": "h100", "gpus": 16, "nic_gbit_s": 0.01}, ["nic_gbit_s = 0.01"]),
+        ({"gpu": "tpu-v4", "gpus": 8192}, ["8,192", "4,096", "cluster.nic_gbit_s"]),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_numbers(asked: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UserError) as error:
+        cluster_of(run_on(**asked))
+    assert [word for word in words if word not in str(error.value)] == []
+
+
+def test_a_network_that_is_not_known_is_not_needed_inside_a_domain() -> None:
+    assert cluster_of(run_on(gpu="tpu-v4", gpus=4096)).nic == 0
