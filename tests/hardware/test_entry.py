@@ -9,8 +9,9 @@ import pytest
 
 from fivefold.config.yaml12 import write_text
 from fivefold.errors import UserError
-from fivefold.hardware.catalogue import by_name
-from fivefold.hardware.entry import accelerator_of, faults, read_entry
+from fivefold.hardware.accelerator import Accelerator
+from fivefold.hardware.catalogue import accelerators, by_name
+from fivefold.hardware.entry import accelerator_of, entry_of, faults, read_entry, write_entry
 
 GOOD: dict[str, Any] = {
     "name": "own",
@@ -113,19 +114,41 @@ def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
         by_name(str(tmp_path / "absent.yaml"))
 
 
-def test_what_was_measured_is_read_with_its_units() -> None:
-    entry = GOOD | {
-        "measured": {
-            "copy_tb_s": 4.27,
-            "host_gb_s": {"to": 55, "from": 50},
-            "attention_tflops": {"forward": 563, "backward": 488},
-            "products": [{"format": "bf16", "m": 8192, "n": 4096, "k": 6144, "tflops": 789}],
-            "collectives": [{"kind": "all-reduce", "ranks": 2, "mib": 512, "ms": 1.845}],
-        }
+MEASURED = GOOD | {
+    "measured": {
+        "copy_tb_s": 4.27,
+        "host_gb_s": {"to": 55, "from": 50},
+        "network_gb_s": 47.5,
+        "attention_tflops": {"forward": 563, "backward": 488},
+        "products": [{"format": "bf16", "m": 8192, "n": 4096, "k": 6144, "tflops": 789}],
+        "collectives": [{"kind": "all-reduce", "ranks": 2, "mib": 512, "ms": 1.845}],
     }
+}
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    accelerator = accelerator_of(MEASURED)
+    write_entry(tmp_path / "own.yaml", accelerator)
+    again = read_entry(tmp_path / "own.yaml")
+    assert entry_of(again) == entry_of(accelerator) | {"confidence": dict(again.confidence)}
+
+
+@pytest.mark.parametrize("accelerator", accelerators(), ids=lambda each: each.name)
+def test_an_entry_says_all_that_there_is_to_say(accelerator: Accelerator) -> None:
+    entry = entry_of(accelerator)
+    again = accelerator_of(entry)
+    assert list(faults(entry)) == []
+    assert entry_of(again) == entry
+    assert (again.peak, again.matmul) == (pytest.approx(accelerator.peak), pytest.approx(accelerator.matmul))
+    assert again.memory == pytest.approx(accelerator.memory, rel=1e-5)
+
+
+def test_what_was_measured_is_read_with_its_units() -> None:
+    entry = MEASURED
     assert list(faults(entry)) == []
     found = accelerator_of(entry).measured
     assert found is not None
     assert (found.copy, found.host["to"], found.attention["backward"]) == pytest.approx((4.27e12, 55e9, 488e12))
+    assert found.network == pytest.approx(47.5e9)
     assert found.products[0].rate == pytest.approx(789e12)
     assert (found.collectives[0].bytes, found.collectives[0].seconds) == pytest.approx((2**29, 1.845e-3))

@@ -34,8 +34,12 @@ def test_what_a_run_says_counts() -> None:
 def test_links_over_several_nodes_do_not_end_at_a_node() -> None:
     assert cluster_of(run_on(gpu="gb200", gpus=72)).domain == 72
     assert cluster_of(run_on(gpu="gb200", gpus=144, gpus_per_node=4)).domain == 72
-    assert cluster_of(run_on(gpu="gb200", gpus=256)).domain == 64
-    assert cluster_of(run_on(gpu="gb200", gpus=1000)).domain == 72  # 40 of each rack would be too few
+
+
+def test_a_run_that_fills_no_whole_domains_takes_an_even_share_of_each() -> None:
+    filled = {gpus: cluster(by_name("gb200"), gpus).filled for gpus in (8, 72, 144, 128, 256, 1000)}
+    assert filled == {8: 72, 72: 72, 144: 72, 128: 64, 256: 64, 1000: 72}  # 40 of each rack would be too few
+    assert cluster(by_name("h100"), 12).filled == 8
 
 
 def test_a_card_without_links_has_none() -> None:

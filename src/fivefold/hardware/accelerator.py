@@ -13,20 +13,6 @@ from fivefold.errors import UserError
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What `fivefold bench` found on one machine. An empty part was not measured."""
-
-    copy: float | None = None
-    """bytes/s of a copy inside the memory, what is read and what is written both counted."""
-    host: Mapping[str, float] = field(default_factory=dict)
-    """bytes/s between pinned CPU memory and the accelerator: "to", "from"."""
-    attention: Mapping[str, float] = field(default_factory=dict)
-    """FLOP/s of causal attention, the masked half not counted: "forward", "backward"."""
-    products: Sequence[Product] = ()
-    collectives: Sequence[Collective] = ()
-
-
-@dataclass(frozen=True)
 class Product:
     """A matrix product (m, k) x (k, n) that was timed."""
 
@@ -40,13 +26,30 @@ class Product:
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that was timed on ranks of one link."""
+    """A collective that was timed."""
 
     kind: str
     ranks: int
     bytes: float
     """As `fivefold.plan.network` counts them."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `fivefold bench` found on one machine. An empty part was not measured."""
+
+    copy: float | None = None
+    """bytes/s of a copy inside the memory, what is read and what is written both counted."""
+    host: Mapping[str, float] = field(default_factory=dict)
+    """bytes/s between pinned CPU memory and the accelerator: "to", "from"."""
+    network: float | None = None
+    """bytes/s in one direction between nodes of one accelerator, while the others of its node do the same."""
+    attention: Mapping[str, float] = field(default_factory=dict)
+    """FLOP/s of causal attention, the masked half not counted: "forward", "backward"."""
+    products: Sequence[Product] = ()
+    collectives: Sequence[Collective] = ()
+    """Of the ranks of one node."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.config.files import ConfigError
-from fivefold.config.yaml12 import read_file
+from fivefold.config.yaml12 import read_file, write_text
+from fivefold.durable import replace_file
 from fivefold.hardware.accelerator import Accelerator, Collective, Measured, Product
 
 FORMATS = ("bf16", "fp16", "fp8", "fp4", "fp32")
@@ -47,7 +48,6 @@ QUANTITIES = {
     "watts": Quantity("W", 1, 5_000, 1, {"mW": 1e3}),
 }
 RATE = Quantity("TFLOP/s", 1e-4, 100_000, 1e12, {"GFLOP/s": 1e3, "FLOP/s": 1e12})
-COPY = QUANTITIES["bandwidth_tb_s"]
 
 TEXTS = ("name", "family", "notes")
 LISTS = ("aliases", "driver_names", "sources")
@@ -199,7 +199,7 @@ def _contradictions(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-MEASURED_KEYS = ("copy_tb_s", "host_gb_s", "attention_tflops", "products", "collectives")
+MEASURED_KEYS = ("copy_tb_s", "host_gb_s", "network_gb_s", "attention_tflops", "products", "collectives")
 PRODUCT_KEYS = ("format", "m", "n", "k", "tflops")
 COLLECTIVE_KEYS = ("kind", "ranks", "mib", "ms")
 
@@ -210,8 +210,8 @@ def _measured_faults(value: Any) -> Iterator[tuple[str, str]]:
         return
     for key, part in value.items():
         name = f"measured.{key}"
-        if key == "copy_tb_s":
-            yield from _number(name, part, COPY)
+        if key in ("copy_tb_s", "network_gb_s"):
+            yield from _number(name, part, QUANTITIES["bandwidth_tb_s" if key == "copy_tb_s" else "link_gb_s"])
         elif key in ("host_gb_s", "attention_tflops"):
             inner, quantity = {
                 "host_gb_s": (("to", "from"), QUANTITIES["pcie_gb_s"]),
@@ -273,6 +273,7 @@ def _measured_of(part: Mapping[str, Any]) -> Measured:
     return Measured(
         copy=part["copy_tb_s"] * 1e12 if "copy_tb_s" in part else None,
         host={direction: rate * 1e9 for direction, rate in part.get("host_gb_s", {}).items()},
+        network=part["network_gb_s"] * 1e9 if "network_gb_s" in part else None,
         attention={direction: rate * 1e12 for direction, rate in part.get("attention_tflops", {}).items()},
         products=tuple(
             Product(row["format"], row["m"], row["n"], row["k"], row["tflops"] * 1e12)
@@ -283,3 +284,65 @@ def _measured_of(part: Mapping[str, Any]) -> Measured:
             for row in part.get("collectives", ())
         ),
     )
+
+
+def write_entry(path: Path, accelerator: Accelerator) -> None:
+    """Write the file from which `read_entry` reads this accelerator, to about five digits."""
+    head = "# An accelerator for cluster.gpu: docs/planning.md tells what the keys mean.\n"
+    replace_file(path, head + write_text(entry_of(accelerator)))
+
+
+def entry_of(accelerator: Accelerator) -> dict[str, Any]:
+    """The keys and values that describe an accelerator; what is empty is left out."""
+
+    def number(value: float, key: str) -> int | float:
+        rounded = float(f"{value / QUANTITIES[key].scale:.6g}")
+        return int(rounded) if rounded == int(rounded) else rounded
+
+    def rates(values: Mapping[str, float]) -> dict[str, float]:
+        return {name: float(f"{rate / 1e12:.4g}") for name, rate in values.items()}
+
+    best = rates(accelerator.matmul)
+    entry = {
+        "name": accelerator.name,
+        "driver_names": list(accelerator.driver_names),
+        "family": accelerator.family,
+        "peak_tflops": {name: rate for name, rate in rates(accelerator.peak).items() if rate != best.get(name)},
+        "matmul_tflops": best,
+        "memory_gb": number(accelerator.nominal_memory, "memory_gb"),
+        "memory_mib": number(accelerator.memory, "memory_mib"),
+        "bandwidth_tb_s": number(accelerator.bandwidth, "bandwidth_tb_s"),
+        "link_gb_s": number(accelerator.link, "link_gb_s"),
+        "pair_gb_s": number(accelerator.pair, "pair_gb_s") if accelerator.pair != accelerator.link else None,
+        "domain": accelerator.domain,
+        "per_node": accelerator.per_node,
+        "pcie_gb_s": number(accelerator.pcie, "pcie_gb_s"),
+        "nic_gbit_s": number(accelerator.nic, "nic_gbit_s"),
+        "watts": accelerator.watts,
+        "notes": accelerator.notes,
+        "sources": list(accelerator.sources),
+        "confidence": dict(accelerator.confidence),
+        "measured": _entry_of_measured(accelerator.measured) if accelerator.measured else None,
+    }
+    return {key: value for key, value in entry.items() if value not in (None, "", [], {})}
+
+
+def _entry_of_measured(measured: Measured) -> dict[str, Any]:
+    def short(value: float) -> float:
+        return float(f"{value:.4g}")
+
+    entry = {
+        "copy_tb_s": None if measured.copy is None else short(measured.copy / 1e12),
+        "host_gb_s": {name: short(rate / 1e9) for name, rate in measured.host.items()},
+        "network_gb_s": None if measured.network is None else short(measured.network / 1e9),
+        "attention_tflops": {name: short(rate / 1e12) for name, rate in measured.attention.items()},
+        "products": [
+            {"format": each.format, "m": each.m, "n": each.n, "k": each.k, "tflops": short(each.rate / 1e12)}
+            for each in measured.products
+        ],
+        "collectives": [
+            {"kind": each.kind, "ranks": each.ranks, "mib": each.bytes / 2**20, "ms": short(each.seconds * 1e3)}
+            for each in measured.collectives
+        ],
+    }
+    return {key: value for key, value in entry.items() if value not in (None, [], {})}

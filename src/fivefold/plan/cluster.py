@@ -36,6 +36,20 @@ class Cluster:
         """Nodes that the accelerators fill, the last one perhaps not wholly."""
         return -(-self.gpus // self.per_node)
 
+    @property
+    def filled(self) -> int:
+        """Accelerators of each domain that the run takes: all, unless the links reach over several nodes.
+
+        Then a run that fills no whole domains (256 of 72 each) takes as many of each as evenly make it (64), if that
+        is three quarters or more, as schedulers place it: groups of a power of two do not lie in two domains.
+        """
+        domain = self.domain
+        if domain <= self.per_node or self.gpus <= domain:
+            return domain
+        least = domain * 3 // 4
+        even = (count for count in range(domain, least - 1, -1) if not (count % self.per_node or self.gpus % count))
+        return next(even, domain)
+
 
 def cluster_of(run: Run) -> Cluster:
     """The cluster of a run on a known number of ranks.
@@ -68,7 +82,8 @@ def cluster(
 ) -> Cluster:
     """`gpus` accelerators; None is what the catalogue says. Raises UserError as `cluster_of` does."""
     node = per_node or accelerator.per_node
-    domain = _domain(accelerator, gpus, node)
+    spans_nodes = accelerator.domain > accelerator.per_node
+    domain = accelerator.domain if spans_nodes else min(accelerator.domain, node)
     nic = accelerator.nic if nic_gbit_s is None else _nic(nic_gbit_s)
     if gpus > max(node, domain) and not nic:
         raise UserError(
@@ -76,21 +91,6 @@ def cluster(
             "nothing says how fast the network between them is; give cluster.nic_gbit_s"
         )
     return Cluster(accelerator, gpus, node, accelerator.link if domain > 1 else 0.0, domain, nic, price)
-
-
-def _domain(accelerator: Accelerator, gpus: int, node: int) -> int:
-    """Accelerators of a run that the links join: no more than a node has, unless the links reach over several nodes.
-
-    Then a run that does not fill whole domains (256 of 72 each) takes as many of each as evenly fill it (64), if they
-    are three quarters or more, as schedulers place it, so that groups of a power of two do not lie in two domains.
-    """
-    domain = accelerator.domain
-    if domain <= accelerator.per_node:
-        return min(domain, node)
-    if gpus <= domain:
-        return domain
-    even = [count for count in range(domain, domain * 3 // 4 - 1, -1) if count % node == 0 and gpus % count == 0]
-    return even[0] if even else domain
 
 
 def _nic(gbit_s: float) -> float:

@@ -167,7 +167,7 @@ def tiers_of(group: Group, cluster: Cluster) -> tuple[Tier, ...]:
 
     A mesh of links, whose ranks have a link to each other rank, gives a group the links between its members alone.
     """
-    reach = _Reach(cluster.gpus, cluster.domain, cluster.per_node, cluster.link, cluster.accelerator.pair)
+    reach = _Reach(cluster.gpus, cluster.filled, cluster.per_node, cluster.link, cluster.accelerator.pair)
     return _tiers(group, reach, cluster.accelerator.pcie, cluster.nic)
 
 
@@ -242,12 +242,20 @@ def _fitted(rows: tuple[Collective, ...]) -> tuple[Mapping[str, float], float]:
 
 
 def constants_of(accelerator: Accelerator, otherwise: NetworkConstants | None = None) -> NetworkConstants:
-    """`otherwise` (or the standard constants), with what the accelerator's own file says was measured on its links."""
-    constants = otherwise or STANDARD
-    rows = accelerator.measured.collectives if accelerator.measured else ()
-    if not rows or not accelerator.link:
+    """`otherwise` (or the standard constants), with what the accelerator's own file says was measured of its links.
+
+    Of an accelerator without links the measured collectives went through PCIe.
+    """
+    constants, measured = otherwise or STANDARD, accelerator.measured
+    if measured is None:
         return constants
-    rates, start = _fitted(tuple(rows))
+    if measured.network and accelerator.nic:
+        constants = replace(constants, nic_efficiency=measured.network / accelerator.nic)
+    if not measured.collectives:
+        return constants
+    rates, start = _fitted(tuple(measured.collectives))
     base = rates.get("all-reduce", next(iter(rates.values())))
+    if not accelerator.link:
+        return replace(constants, pcie_efficiency=base / accelerator.pcie, start=start)
     kinds = dict(constants.kinds) | {kind: rate / base for kind, rate in rates.items()}
     return replace(constants, link_efficiency=base / accelerator.link, kinds=kinds, start=start)
