@@ -10,8 +10,9 @@ import pytest
 from fivefold.config.models import preset_fields
 from fivefold.config.run import Model, Precision
 from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_name
 from fivefold.plan.budget import (
-    STATES,
+    MIXED,
     Budget,
     budget,
     budget_of,
@@ -22,15 +23,14 @@ from fivefold.plan.budget import (
     state_of,
     zero_bytes,
 )
+from tests.plan.runs import llama_405b
 
-
-def preset(name: str) -> Model:
-    return Model.model_validate(preset_fields(name).value)
+H100 = by_name("h100")
 
 
 @pytest.fixture(scope="module")
 def two_trillion() -> Budget:
-    return budget(2e12, given_tokens(40e12))
+    return budget(2e12, given_tokens(40e12), H100)
 
 
 def test_two_trillion_parameters_hold_32_tb_of_state_which_fills_400_h100s(two_trillion: Budget) -> None:
@@ -54,7 +54,7 @@ def test_zero_3_on_2048_gpus_leaves_16_gb_of_state_on_each(two_trillion: Budget)
 @pytest.mark.parametrize(("zero", "each"), [(0, 16.0), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)])
 def test_the_state_a_gpu_is_that_of_the_zero_paper(zero: int, each: float) -> None:
     """7.5B parameters on 64 GPUs: 120, 31.4, 16.6 and 1.9 GB."""
-    assert zero_bytes(STATES["mixed"], 7.5e9, zero, 64) == pytest.approx(each * 7.5e9)
+    assert zero_bytes(MIXED, 7.5e9, zero, 64) == pytest.approx(each * 7.5e9)
 
 
 def test_sixteen_ranks_need_about_1500_microbatches_for_a_bubble_of_one_percent() -> None:
@@ -79,24 +79,29 @@ def test_dense_tokens_are_20_a_parameter_and_sparse_ones_20_an_active_parameter_
     assert (sparse.basis, given_tokens(5).basis) == ("assumed", "given")
 
 
-def test_a_model_is_budgeted_with_its_attention() -> None:
-    model = preset("llama-3-405b")
-    planned = budget_of(model, 8192, given_tokens(15.6e12))
+def test_a_run_is_budgeted_with_its_attention_in_the_format_of_its_products() -> None:
+    run = llama_405b().model_copy(update={"steps": None, "tokens": 15.6e12})
+    planned = budget_of(run, H100)
     assert planned.parameters == 405_853_388_800
-    assert planned.flops == pytest.approx(3.8e25, rel=0.06)  # what its authors state is 6 N D
+    assert planned.flops == pytest.approx(3.8e25, rel=0.06)  # its authors state 6 N D
     assert planned.flops > 6 * 405.85e9 * 15.6e12 * 0.99
-    sparse = budget_of(preset("deepseek-v3"), 4096)
+    assert planned.tokens.basis == "given"
+    eights = run.model_copy(update={"precision": Precision(linear="fp8-block")})
+    assert budget_of(eights, H100).peak == 2 * budget_of(run, H100).peak + 1e12
+    with pytest.raises(UserError, match="A100-SXM-80GB has no products in fp8"):
+        budget_of(eights, by_name("a100"))
+
+
+def test_the_tokens_of_a_sparse_run_may_be_the_optimal_number_by_what_a_token_meets() -> None:
+    model = Model.model_validate(preset_fields("deepseek-v3").value)
+    sparse = budget_of(llama_405b().model_copy(update={"model": model}), H100, optimal=True)
     assert sparse.tokens.tokens == 20 * sparse.active < 20 * sparse.parameters / 10
 
 
-def test_the_tables_of_state_hold_16_18_16_and_8_bytes_and_a_runs_is_that_of_its_master_format() -> None:
-    assert {name: state.total for name, state in STATES.items()} == {
-        "mixed": 16,
-        "mixed-fp32-gradients": 18,
-        "fp32-master": 16,
-        "bf16": 8,
-    }
-    assert state_of(Precision()).total == 16
+def test_a_parameters_state_is_16_bytes_and_that_of_a_run_follows_its_master_format() -> None:
+    assert MIXED.total == 16
+    assert (state_named("megatron").total, state_named("mixed")) == (18, MIXED)
+    assert state_of(Precision()) == state_named("fivefold")
     assert state_of(Precision(master="bf16")).total == 8
     assert state_of(Precision(compute="fp64")).total == 32
 
@@ -112,18 +117,16 @@ def test_every_figure_is_explained_with_its_numbers_and_goes_into_json(two_trill
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (lambda: budget(0, given_tokens(1e12)), "parameters is 0; give a number above 0"),
-        (lambda: budget(float("nan"), given_tokens(1e12)), "parameters is nan"),
-        (lambda: budget(1e9, given_tokens(-1)), "tokens is -1"),
-        (lambda: budget(1e9, given_tokens(1e12), active=2e9), "2e+09 active parameters contradict 1e+09"),
-        (lambda: budget(1e9, given_tokens(1e12), efficiency=50), "write 0.5 for 50 %"),
-        (lambda: budget(1e9, given_tokens(1e12), efficiency=0), "efficiency is 0"),
-        (lambda: budget(1e9, given_tokens(1e12), gpu_memory=80), "80 GB are 80e9"),
-        (lambda: budget(1e9, given_tokens(1e12), peak=989), "989 TFLOP/s are 989e12"),
+        (lambda: budget(0, given_tokens(1e12), H100), "parameters is 0; give a number above 0"),
+        (lambda: budget(float("nan"), given_tokens(1e12), H100), "parameters is nan"),
+        (lambda: budget(1e9, given_tokens(-1), H100), "tokens is -1"),
+        (lambda: budget(1e9, given_tokens(1e12), H100, active=2e9), "2e+09 active parameters contradict 1e+09"),
+        (lambda: budget(1e9, given_tokens(1e12), H100, efficiency=50), "write 0.5 for 50 %"),
+        (lambda: budget(1e9, given_tokens(1e12), H100, efficiency=0), "efficiency is 0"),
         (lambda: microbatches_for(0, 0.01), "parallel.pp is 0"),
         (lambda: microbatches_for(16, 1.5), "write 0.015 for 1.5 %"),
-        (lambda: zero_bytes(STATES["mixed"], 1e9, 4, 8), "zero is 4"),
-        (lambda: zero_bytes(STATES["mixed"], 1e9, 3, 0), "shard the state is 0"),
+        (lambda: zero_bytes(MIXED, 1e9, 4, 8), "zero is 4"),
+        (lambda: zero_bytes(MIXED, 1e9, 3, 0), "shard the state is 0"),
         (lambda: state_named("mixd"), "did you mean mixed"),
     ],
 )

@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from math import ceil
 from typing import Any
 
-from fivefold.config.run import Model, Precision
+from fivefold.config.run import Precision, Run
 from fivefold.errors import UserError
+from fivefold.hardware.accelerator import Accelerator
 from fivefold.model.spec import parameters as model_parameters
 from fivefold.model.spec import train_flops_per_token
 from fivefold.pipeline.stage_bytes import master_bytes
@@ -28,6 +29,7 @@ from fivefold.plan.quantities import (
     size,
     whole,
 )
+from fivefold.plan.software import STATES, StateBytes
 
 TOKENS_A_PARAMETER = 20.0
 """Of a model that is trained with the least compute for its loss (Hoffmann et al. 2022, "Chinchilla")."""
@@ -35,67 +37,32 @@ FLOPS_A_PARAMETER = 6.0
 """And a token: 2 forward, 4 backward (Kaplan et al. 2020)."""
 
 
-@dataclass(frozen=True)
-class StateBytes:
-    """Bytes of training state a parameter, by what they hold; gathered copies and activations are not state."""
-
-    name: str
-    source: str
-    weight: float
-    """Of the weight that is computed with, if it is kept beside the master."""
-    gradient: float
-    master: float
-    """Of the weight that the optimizer updates, if it is kept beside the weight."""
-    momentum: float
-    variance: float
-
-    @property
-    def total(self) -> float:
-        """Bytes a parameter."""
-        return self.weight + self.gradient + self.master + self.momentum + self.variance
-
-    @property
-    def optimizer(self) -> float:
-        """Bytes a parameter that ZeRO 1 shards: master and moments."""
-        return self.master + self.momentum + self.variance
-
-    def __str__(self) -> str:
-        kept = {key: value for key, value in asdict(self).items() if isinstance(value, float) and value}
-        return f"{count(self.total)} bytes ({', '.join(f'{name} {value:g}' for name, value in kept.items())})"
-
-
-STATES = {
-    state.name: state
-    for state in (
-        StateBytes(
-            "mixed", "mixed-precision Adam, Rajbhandari et al. 2020 (ZeRO), section 3.1", 2.0, 2.0, 4.0, 4.0, 4.0
-        ),
-        StateBytes(
-            "mixed-fp32-gradients", "the same with gradients summed in fp32 (Megatron)", 2.0, 4.0, 4.0, 4.0, 4.0
-        ),
-        StateBytes(
-            "fp32-master", "fp32 weights, computed with in a gathered bf16 copy (FSDP2)", 0.0, 4.0, 4.0, 4.0, 4.0
-        ),
-        StateBytes("bf16", "everything in bf16", 2.0, 2.0, 0.0, 2.0, 2.0),
-    )
-}
-"""Tables of state by name."""
-
-
-def state_named(name: str) -> StateBytes:
-    """A table of `STATES`. Raises UserError, with near names, for another."""
-    if name not in STATES:
-        near = get_close_matches(name, STATES, n=1, cutoff=0)
-        raise UserError(
-            f"no table of state bytes is named {name!r}; did you mean {near[0]}? known: {', '.join(STATES)}"
-        )
-    return STATES[name]
+MIXED = StateBytes(weights=2, gradients=2, optimizer=12)
+"""Mixed-precision Adam, 16 bytes a parameter: weight 2, gradient 2, and in fp32 master weight, momentum and variance 4
+each (Rajbhandari et al. 2020, section 3.1). What other stacks keep is `software.STATES`."""
 
 
 def state_of(precision: Precision) -> StateBytes:
     """What a run of this precision keeps: weight, gradient and both moments in the master format."""
     kept = float(master_bytes(precision))
-    return StateBytes("run", f"the run file's precision: {kept:g} bytes each", 0.0, kept, kept, kept, kept)
+    return StateBytes(weights=0, gradients=kept, optimizer=3 * kept)
+
+
+def state_named(stack: str) -> StateBytes:
+    """What a software stack keeps (`software.STATES`), or `mixed`. Raises UserError, with a near name, for others."""
+    known = {"mixed": MIXED, **STATES}
+    if stack not in known:
+        near = get_close_matches(stack, known, n=1, cutoff=0)
+        raise UserError(
+            f"what {stack!r} keeps of a parameter is not known; did you mean {near[0]}? known: {', '.join(known)}"
+        )
+    return known[stack]
+
+
+def say_state(state: StateBytes) -> str:
+    """`16 bytes (weights 2, gradients 2, optimizer 12)`."""
+    parts = ", ".join(f"{name} {value:g}" for name, value in asdict(state).items() if value)
+    return f"{count(state.total)} bytes ({parts})"
 
 
 @dataclass(frozen=True)
@@ -151,7 +118,7 @@ class Budget:
     """How `flops_a_token` comes about."""
     gpu: str
     gpu_memory: float
-    """Bytes of one GPU."""
+    """Bytes of one GPU, as it is sold."""
     peak: float
     """FLOP/s of one GPU, dense."""
     efficiency: float
@@ -206,7 +173,7 @@ class Budget:
             formula(
                 "state",
                 "bytes a parameter x parameters",
-                f"{self.state} x {total}",
+                f"{say_state(self.state)} x {total}",
                 size(self.state_bytes),
             ),
             formula(
@@ -232,62 +199,70 @@ class Budget:
 def budget(
     parameters: float,
     tokens: TokenCount,
+    accelerator: Accelerator,
     *,
     active: float | None = None,
-    state: StateBytes = STATES["mixed"],
-    gpu: str = "H100-SXM-80GB",
-    gpu_memory: float = 80e9,
-    peak: float = 989e12,
     efficiency: float = 0.5,
+    number_format: str = "bf16",
+    state: StateBytes = MIXED,
 ) -> Budget:
     """The budget of a model of which only the size is known: 6 FLOPs a parameter and token, attention left out.
 
-    Raises UserError for a size, rate or share that cannot be, or that is in another unit than meant.
+    `efficiency` is the share of the peak in `number_format` that is assumed to be reached. Raises UserError for
+    a size or share that cannot be, and for a format that the accelerator lacks.
     """
     positive("the number of parameters", parameters, "parameters")
     met = parameters if active is None else active
     _check_active(parameters, met)
-    _check_gpu(gpu_memory, peak, efficiency)
     what = "parameters" if active is None else "active parameters"
     words = f"6 x {what} = {count(FLOPS_A_PARAMETER)} x {count(met)}"
-    return Budget(parameters, met, tokens, state, FLOPS_A_PARAMETER * met, words, gpu, gpu_memory, peak, efficiency)
+    flops = FLOPS_A_PARAMETER * met
+    return _budget(parameters, met, tokens, state, flops, words, accelerator, number_format, efficiency)
 
 
-def budget_of(
-    model: Model,
-    seq_len: int,
-    tokens: TokenCount | None = None,
-    *,
-    state: StateBytes = STATES["mixed"],
-    gpu: str = "H100-SXM-80GB",
-    gpu_memory: float = 80e9,
-    peak: float = 989e12,
-    efficiency: float = 0.5,
-) -> Budget:
-    """The budget of a whole architecture, with attention, by the convention of `model/spec.py`.
+def budget_of(run: Run, accelerator: Accelerator, *, efficiency: float = 0.5, optimal: bool = False) -> Budget:
+    """The budget of a run: its tokens (or, if `optimal`, the compute-optimal number), its precision, and attention.
 
-    Without `tokens` the compute-optimal number. Raises UserError while model.vocab is auto, and as `budget`.
+    FLOPs are by the convention of `model/spec.py`. Raises UserError while model.vocab is auto, and as `budget`.
     """
-    whole("data.seq_len", seq_len)
-    _check_gpu(gpu_memory, peak, efficiency)
-    counts = model_parameters(model)
-    chosen = optimal_tokens(counts.total, counts.active) if tokens is None else tokens
-    words = f"6 x weights that multiply + attention over {seq_len:,} tokens, causal"
-    flops = train_flops_per_token(model, seq_len)
-    return Budget(counts.total, counts.active, chosen, state, flops, words, gpu, gpu_memory, peak, efficiency)
+    counts = model_parameters(run.model)
+    a_step = run.batch.global_size * run.data.seq_len
+    tokens = optimal_tokens(counts.total, counts.active) if optimal else given_tokens(run.total_steps * a_step)
+    words = f"6 x weights that multiply + attention over {run.data.seq_len:,} tokens, causal"
+    flops = train_flops_per_token(run.model, run.data.seq_len)
+    product = {"auto": run.precision.compute, "fp4": "fp4"}.get(run.precision.linear, "fp8")
+    return _budget(
+        counts.total, counts.active, tokens, state_of(run.precision), flops, words, accelerator, product, efficiency
+    )
+
+
+def _budget(
+    parameters: float,
+    active: float,
+    tokens: TokenCount,
+    state: StateBytes,
+    flops: float,
+    words: str,
+    accelerator: Accelerator,
+    number_format: str,
+    efficiency: float,
+) -> Budget:
+    fraction("the efficiency", efficiency)
+    memory, peak = accelerator.nominal_memory, accelerator.peak_of(number_format)
+    return Budget(parameters, active, tokens, state, flops, words, accelerator.name, memory, peak, efficiency)
 
 
 def zero_bytes(state: StateBytes, parameters: float, zero: int, ranks: int) -> float:
     """Bytes of state a GPU with ZeRO of that stage over `ranks` GPUs (Rajbhandari et al. 2020, figure 1).
 
-    Stage 1 shards master and moments, 2 gradients too, 3 weights too.
+    Stage 1 shards master weights and moments, 2 gradients too, 3 weights too; what a stack holds beside is whole.
     """
     whole("the number of ranks that shard the state", ranks)
     if zero not in (0, 1, 2, 3):
         raise UserError(f"zero is {zero}; give 0, 1, 2 or 3")
     shards = [ranks if zero >= stage else 1 for stage in (1, 2, 3)]
-    parts = (state.optimizer, state.gradient, state.weight)
-    return parameters * sum(part / shard for part, shard in zip(parts, shards, strict=True))
+    parts = (state.optimizer, state.gradients, state.weights)
+    return parameters * (state.extra + sum(part / shard for part, shard in zip(parts, shards, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -347,9 +322,3 @@ def _check_active(parameters: float, active: float) -> None:
             f"{count(active)} active parameters contradict {count(parameters)} in all: a token meets at most all of "
             "them; exchange the two or correct one"
         )
-
-
-def _check_gpu(memory: float, peak: float, efficiency: float) -> None:
-    at_least("the memory of a GPU", memory, 1e6, "bytes", f"give bytes: {memory:g} GB are {memory:g}e9")
-    at_least("the peak of a GPU", peak, 1e9, "FLOP/s", f"give FLOP/s: {peak:g} TFLOP/s are {peak:g}e12")
-    fraction("the efficiency", efficiency)
