@@ -1,4 +1,4 @@
-"""Published training runs as rows of a file: each as the run, cluster and software that the planner would be asked about.
+"""Published training runs as rows of a file: each as the run, cluster and software to be asked about.
 
 The schema is that of `published_runs.json` beside this file, whose rows were gathered from public tables and name their
 source. What a row leaves unsaid has a documented default (`row_run.py`), and `States` tells what it did say. Imports no
@@ -127,7 +127,9 @@ def row_of(row: Mapping[str, Any]) -> Row:
         software=software,
         seconds=_seconds(row),
         memory_gib=_first(measured, "mem_gib", "peak_mem_gb"),
-        memory_kind=next((kind for start, kind in MEMORY_KINDS.items() if str(row["id"]).startswith(start)), "unstated"),
+        memory_kind=next(
+            (kind for start, kind in MEMORY_KINDS.items() if str(row["id"]).startswith(start)), "unstated"
+        ),
         oom=bool(measured.get("oom")),
         states=States(
             micro_batch=layout.get("micro_batch") is not None,

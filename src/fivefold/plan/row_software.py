@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fivefold.plan.software import COMPILED, ENGINE, ENGINE_2025, FLASH, STATES, UNFUSED, Software
 
@@ -59,7 +59,9 @@ def software_of_row(row: Mapping[str, Any]) -> Software:
         dropout=_dropout(model, generation),
         selective=_selective(str(layout.get("recompute") or "")),
         overlaps_gradients=generation != UNFUSED,
-        asynchronous_tp=bool(layout.get("async_tp")) and "vanilla" not in str(row["id"]),
+        tp_overlap=_tp_overlap(layout, generation, stack),
+        fused_accumulation=stack == "megatron",
+        whole_transfers=stack.startswith("deepspeed"),
         reduces_each_microbatch=zero == 3 or "mosaic" in source or "PURE" in precision,
     )
 
@@ -98,6 +100,15 @@ def _sequence_parallel(layout: Mapping[str, Any], generation: str) -> bool:
     """As stated; unstated with all kernels but those of 2022, whose tensor parallelism was the first kind."""
     stated = layout.get("sp")
     return generation not in (UNFUSED, FLASH) if stated is None else bool(stated)
+
+
+def _tp_overlap(layout: Mapping[str, Any], generation: str, stack: str) -> Literal["none", "backward", "all"]:
+    """As stated; unstated all with Transformer Engine, that of backward with an older Megatron."""
+    if layout.get("async_tp") is not None:
+        return "all" if layout["async_tp"] else "none"
+    if stack != "megatron":
+        return "none"
+    return "all" if generation in (ENGINE, ENGINE_2025) else "backward"
 
 
 def _dropout(model: Mapping[str, Any], generation: str) -> bool:

@@ -8,8 +8,15 @@ no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025 = "unfused-2022", "flash-2023", "compiled-2024", "engine-2024", "engine-2025"
+UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025 = (
+    "unfused-2022",
+    "flash-2023",
+    "compiled-2024",
+    "engine-2024",
+    "engine-2025",
+)
 GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025)
 """Kernels of 2022, whose attention writes its scores to memory; the first flash attention, eager, of 2023; compiled
 pointwise operations beside torch's attention, 2024; Transformer Engine with cuDNN's attention, until mid 2025, and
@@ -43,13 +50,14 @@ STATES: dict[str, StateBytes] = {
     "maxtext": StateBytes(0, 4, 12),
     "megatron": StateBytes(2, 4, 12),
     "megatron-16bit": StateBytes(2, 2, 12),
-    "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=3),
-    "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=4),
+    "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=1),
+    "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=3),
     "internevo": StateBytes(2, 2, 12),
 }
 """By software stack. FSDP keeps fp32 weights, gradients and two moments (MosaicML's PURE: all in bf16) and gathers what
 it computes with; Megatron keeps 16-bit weights and fp32 gradients beside fp32 master weights and moments (18 bytes);
-DeepSpeed of 2022 was measured at 3 to 4 bytes a parameter above its formula; InternEvo accumulates in 16 bits."""
+DeepSpeed of 2022 held about 1 byte a parameter above its formula, in bf16 also the 16-bit gradients beside the sum;
+InternEvo accumulates in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,14 @@ class Software:
     """What selective recompute does again: names of parts of a layer (`work.py`), `attention` with its products."""
     overlaps_gradients: bool = True
     """Whether the reduction of gradients and the gathering of parameters run beside computation."""
-    asynchronous_tp: bool = False
-    """Whether tp's collectives are cut up and run beside the matrix products that they belong to."""
+    tp_overlap: Literal["none", "backward", "all"] = "none"
+    """Which of tp's collectives run beside matrix products: none; in backward that of the input's gradient beside the
+    weight's (Megatron since 2022); or all, cut into pieces."""
+    fused_accumulation: bool = False
+    """Whether the product that makes a weight's gradient adds it to what is there, instead of another kernel."""
+    whole_transfers: bool = False
+    """Whether each rank of tp sends the whole activation to the next stage, and no two of a rank's transfers at a time
+    (DeepSpeed's pipeline of 2022); else each sends its part, and sending and receiving happen together."""
     reduces_each_microbatch: bool = False
     """Whether sharded gradients are reduced after each microbatch, instead of once a step."""
 

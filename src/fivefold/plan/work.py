@@ -23,12 +23,12 @@ Axis = Literal["tp", "cp", "ep"]
 
 
 class Shape(NamedTuple):
-    """`count` products of an (m, k) and a (k, n) matrix."""
+    """So many `products` of an (m, k) and a (k, n) matrix."""
 
     m: float
     n: float
     k: float
-    count: float = 1.0
+    products: float = 1.0
 
 
 class Operation(NamedTuple):
@@ -252,9 +252,7 @@ def _latent(sizes: Sizes, mla: LatentAttention) -> Work:
     return Work(tuple(operations), (*_over_tp(sizes, "attention"), *_over_cp(sizes, ring)), parameters)
 
 
-def _core(
-    sizes: Sizes, keys: float, heads: float, kv_heads: float, key: float, value: float
-) -> list[Operation]:
+def _core(sizes: Sizes, keys: float, heads: float, kv_heads: float, key: float, value: float) -> list[Operation]:
     """Attention's two products and the softmax between them, for the heads of one rank."""
     flops = 2 * sizes.tokens * keys * heads * (key + value)
     moved = sizes.tokens * (heads + kv_heads) * (key + value) * sizes.width
@@ -326,7 +324,7 @@ def _linear(sizes: Sizes, name: str, part: str, m: float, n: float, k: float) ->
 
 
 def _flops(shape: Shape) -> float:
-    return 2 * shape.m * shape.n * shape.k * shape.count
+    return 2 * shape.m * shape.n * shape.k * shape.products
 
 
 def _pointwise(
@@ -341,7 +339,11 @@ def _residual(sizes: Sizes, name: str) -> Operation:
     """The sum of the residual stream and an update, whose dropout has a mask of a byte a number."""
     elements = sizes.between * sizes.model.hidden
     return Operation(
-        name, "residual", "pointwise", bytes=elements * (3 * sizes.width + sizes.dropout), saved=elements * sizes.dropout
+        name,
+        "residual",
+        "pointwise",
+        bytes=elements * (3 * sizes.width + sizes.dropout),
+        saved=elements * sizes.dropout,
     )
 
 

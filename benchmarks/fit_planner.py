@@ -1,0 +1,37 @@
+"""Finds the planner's constants: those with which the published runs come out best. Writes plan/constants.json.
+
+    python benchmarks/fit_planner.py [--out FILE] [--start FILE] [--rounds N]
+
+The rows are those that ship with the package, without the doubtful ones. What is made small is a sum of absolute errors
+of the logarithm of the step time, so that a few strange rows do not bend the rest, plus a mild pull of each constant
+towards a value that is plausible by itself (PRIORS), which decides where no row does. Weighted least squares are solved
+again and again, each row weighed by the inverse of its error (iteratively reweighted least squares), with derivatives
+by differences. `leave_out` fits without some rows: what `fivefold validate-plan --leave-one-out` runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from fivefold.plan import fit
+from fivefold.plan.constants import FILE
+from fivefold.plan.published import read_rows
+
+
+def main() -> None:
+    """Fit to all rows and say how well they come out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=FILE)
+    parser.add_argument("--start", type=Path, default=None, help="a table to start from; default: the priors")
+    parser.add_argument("--rounds", type=int, default=12)
+    asked = parser.parse_args()
+    rows = [row for row in read_rows() if fit.usable(row)]
+    start = fit.PRIORS if asked.start is None else json.loads(asked.start.read_text(encoding="utf-8"))
+    table = fit.fitted(rows, start, rounds=asked.rounds, say=print)
+    asked.out.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Fits the planner's constants to published runs: robust least squares on the logarithm of the step time.
+
+Small enough to leave a source out and fit again (`validate.py`); `benchmarks/fit_planner.py` writes the shipped table
+with it. What is made small is the sum of the absolute errors of the rows' logarithms, by iteratively reweighted least
+squares with derivatives by differences, plus a mild pull of each constant towards `PRIORS`, which decides where no row
+does. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import exp, log
+
+import numpy as np
+
+from fivefold.plan.constants import Constants, from_table
+from fivefold.plan.published import Row
+from fivefold.plan.time import step_time
+
+Table = dict[str, dict[str, dict[str, float]]]
+Key = tuple[str, str, str]
+"""families or generations, which one, and the constant's name."""
+
+PRIORS: Table = {
+    "families": {
+        "A100": {"matmul": 0.82, "depth": 100, "bandwidth": 0.85, "link": 0.7, "nic": 0.8},
+        "H100": {"matmul": 0.70, "depth": 200, "bandwidth": 0.85, "link": 0.7, "nic": 0.8},
+        "Blackwell": {"matmul": 0.72, "depth": 300, "bandwidth": 0.85, "link": 0.7, "nic": 0.8},
+    },
+    "generations": {
+        "unfused-2022": {
+            "attention_A100": 0.7, "pointwise": 1.3, "launch": 5e-6, "overlap": 0.1, "odd_heads": 2.0,
+        },
+        "flash-2023": {
+            "attention_A100": 0.28, "attention_H100": 0.15, "pointwise": 1.8, "launch": 5e-6, "overlap": 0.7,
+            "narrow": 0.5,
+        },
+        "compiled-2024": {
+            "attention_A100": 0.5, "attention_H100": 0.4, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
+            "narrow": 0.5,
+        },
+        "engine-2024": {
+            "attention_H100": 0.5, "attention_Blackwell": 0.4, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
+            "narrow": 0.6,
+        },
+        "engine-2025": {
+            "attention_H100": 0.5, "attention_Blackwell": 0.4, "pointwise": 1.0, "launch": 4e-6, "overlap": 0.8,
+            "narrow": 0.7,
+        },
+    },
+}  # fmt: skip
+"""What each constant plausibly is by itself: shares of datasheets that others measured, bytes of plain kernels."""
+
+SPREAD = {"matmul": 0.15, "depth": 0.7, "bandwidth": 0.15, "link": 0.3, "nic": 0.3, "pointwise": 0.5, "launch": 1.0}
+"""How far, as a logarithm, a constant may stray from its prior for the price of one row that is 10 % off; else 0.5."""
+SHARES = ("matmul", "bandwidth", "link", "nic", "overlap", "narrow", "attention")
+"""Constants that lie between 0 and 1."""
+PRICE = 0.1
+FLOOR = 0.02
+"""Errors below this weigh like it: the noise of a repeated measurement."""
+WEIGHTS = {"bounded": 1.0, "unstated": 0.4, "experts": 0.4}
+
+
+def usable(row: Row) -> bool:
+    """Whether a row can be fitted to: it says a time, and is not doubtful."""
+    return row.seconds is not None and not row.doubtful
+
+
+def weight(row: Row) -> float:
+    """How much a row counts."""
+    if not row.dense:
+        return WEIGHTS["experts"]
+    return WEIGHTS["bounded" if row.states.layout else "unstated"]
+
+
+def fitted(
+    rows: Sequence[Row],
+    start: Mapping[str, Mapping[str, Mapping[str, float]]],
+    rounds: int = 10,
+    say: Callable[[str], None] = lambda line: None,
+) -> Table:
+    """The table with which `rows` come out best, from the table `start`."""  # fmt: skip
+    keys = _keys(start)
+    point = np.array([_inward(key, start[key[0]][key[1]][key[2]]) for key in keys])
+    prior = np.array([_inward(key, PRIORS[key[0]][key[1]][key[2]]) for key in keys])
+    spread = np.array([SPREAD.get(key[2], 0.5) for key in keys])
+    touched = [_touched(row, keys) for row in rows]
+    weights = np.array([weight(row) for row in rows])
+    error = _errors(rows, keys, point)
+    loss = _loss(error, weights, point, prior, spread)
+    damping = 1e-3
+    for number in range(rounds):
+        slopes = _slopes(rows, keys, point, error, touched)
+        pull = (point - prior) / spread
+        robust = weights / np.maximum(np.abs(error), FLOOR)
+        tight = PRICE / np.maximum(np.abs(pull), 0.3) / spread**2
+        for _ in range(6):
+            left = slopes.T @ (slopes * robust[:, None]) + np.diag(tight)
+            left += damping * np.diag(np.diag(left))
+            right = -(slopes.T @ (robust * error)) - tight * (point - prior)
+            step = np.clip(np.linalg.solve(left, right), -0.5, 0.5)
+            tried = _errors(rows, keys, point + step)
+            new = _loss(tried, weights, point + step, prior, spread)
+            if new < loss:
+                break
+            damping *= 5
+        else:
+            break
+        gained = loss - new
+        point, error, loss, damping = point + step, tried, new, max(damping / 4, 1e-6)
+        say(f"round {number}: loss {loss:.4f}, mean error {np.average(np.abs(error), weights=weights):.4f}")
+        if gained < 1e-3 * loss / rounds:
+            break
+    return _table(keys, point)
+
+
+def _loss(error: np.ndarray, weights: np.ndarray, point: np.ndarray, prior: np.ndarray, spread: np.ndarray) -> float:
+    size = np.abs(error)
+    robust = np.where(size > FLOOR, size - FLOOR / 2, size**2 / (2 * FLOOR))
+    pull = np.abs(point - prior) / spread
+    return float(weights @ robust + PRICE * np.where(pull > 0.3, pull - 0.15, pull**2 / 0.6).sum())
+
+
+def _keys(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Key]:
+    return [(kind, name, key) for kind, named in table.items() for name, values in named.items() for key in values]
+
+
+def _is_share(key: Key) -> bool:
+    return key[2].split("_")[0] in SHARES
+
+
+def _inward(key: Key, value: float) -> float:
+    """A number without bounds for a constant: its logarithm, or that of its odds."""
+    return log(value / (1 - value)) if _is_share(key) else log(value)
+
+
+def _outward(key: Key, number: float) -> float:
+    return 1 / (1 + exp(-number)) if _is_share(key) else exp(number)
+
+
+def _table(keys: Sequence[Key], point: np.ndarray) -> Table:
+    table: Table = {}
+    for key, number in zip(keys, point, strict=True):
+        value = float(f"{_outward(key, float(number)):.4g}")
+        table.setdefault(key[0], {}).setdefault(key[1], {})[key[2]] = value
+    return table
+
+
+def _touched(row: Row, keys: Sequence[Key]) -> list[int]:
+    """The constants that a row's time depends on."""
+    names = {("families", row.cluster.accelerator.family), ("generations", row.software.generation)}
+    return [number for number, key in enumerate(keys) if key[:2] in names]
+
+
+def _constants(keys: Sequence[Key], point: np.ndarray) -> Constants:
+    table: Table = {}
+    for key, number in zip(keys, point, strict=True):
+        table.setdefault(key[0], {}).setdefault(key[1], {})[key[2]] = _outward(key, float(number))
+    return from_table(table)
+
+
+def _error(row: Row, table: Constants) -> float:
+    assert row.seconds is not None, "the row is usable"
+    return log(step_time(row.run, row.cluster, row.software, table).seconds / row.seconds)
+
+
+def _errors(rows: Sequence[Row], keys: Sequence[Key], point: np.ndarray) -> np.ndarray:
+    table = _constants(keys, point)
+    return np.array([_error(row, table) for row in rows])
+
+
+def _slopes(
+    rows: Sequence[Row], keys: Sequence[Key], point: np.ndarray, error: np.ndarray, touched: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """Derivatives of the errors, by a small step of each constant."""
+    slopes, small = np.zeros((len(rows), len(keys))), 0.01
+    tables = []
+    for number in range(len(keys)):
+        moved = point.copy()
+        moved[number] += small
+        tables.append(_constants(keys, moved))
+    for place, row in enumerate(rows):
+        for number in touched[place]:
+            slopes[place, number] = (_error(row, tables[number]) - error[place]) / small
+    return slopes

@@ -1,0 +1,121 @@
+"""How long an operation takes on an accelerator with a generation of kernels: a roofline whose rates depend on shape.
+
+A matrix product takes the longer of its arithmetic, at a rate that falls with ragged tiles, a last wave that leaves
+multiprocessors idle, and few columns, and of the movement of its operands. Other operations move bytes. Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.hardware.accelerator import Accelerator
+from fivefold.plan.constants import Constants
+from fivefold.plan.software import UNFUSED, Software
+from fivefold.plan.work import Operation, Shape
+
+MULTIPROCESSORS = {"A100": 108, "H100": 132, "Blackwell": 148}
+"""Of a family's accelerators (datasheets); 132 elsewhere."""
+TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.8))
+"""Tiles that a library can cut a product into, with the share of the best rate that each allows."""
+FORMATS = {"fp8-block": "fp8", "fp8-tensor": "fp8", "fp4": "fp4"}
+FLASH_BACKWARD = 2.5
+"""Attention's backward computes the scores again: five products for the forward's two."""
+BACKWARD_PASSES = 2.0
+"""Bytes that the backward of a pointwise operation moves, as a multiple of its forward's."""
+
+
+class Rates:
+    """Seconds of operations."""
+
+    def __init__(self, run: Run, accelerator: Accelerator, software: Software, constants: Constants) -> None:
+        family, generation = constants.family(accelerator.family), constants.generations[software.generation]
+        self.family, self.generation = family, generation
+        compute = {"fp64": "fp32", "fp16": "bf16"}.get(run.precision.compute, run.precision.compute)
+        self._peak = accelerator.peak_of(compute)
+        self._wide = self._peak * family.matmul
+        self._narrow = self._wide
+        self._width, self._narrow_width = 2, 2
+        if (format := FORMATS.get(run.precision.linear)) is not None:
+            gain = _narrow_peak(accelerator, format) / self._peak
+            self._narrow = self._wide * (1 + (gain - 1) * generation.narrow)
+            self._narrow_width = 1
+        self.bandwidth = accelerator.bandwidth * family.bandwidth
+        self._attention = self._peak * generation.attention_of(accelerator.family)
+        self._scores = self.bandwidth * generation.attention_of(accelerator.family)
+        self._unfused = software.generation == UNFUSED
+        self._sms = MULTIPROCESSORS.get(accelerator.family, 132)
+        self._odd = generation.odd_heads if self._unfused and _odd_heads(run) else 1.0
+
+    def forward(self, operation: Operation) -> float:
+        """Seconds of an operation's forward."""
+        kind = operation.kind
+        if kind == "product":
+            assert operation.shape is not None
+            return self.product(operation.shape, operation.linear, operation.part == "attention")
+        if kind == "attention":
+            return self._attention_seconds(operation, 1.0)
+        return self.moving(operation.bytes) + self.generation.launch
+
+    def backward(self, operation: Operation) -> tuple[float, float]:
+        """Seconds of the gradient of an operation's input, and of its weight."""
+        kind = operation.kind
+        if kind == "product":
+            assert operation.shape is not None
+            m, n, k, count = operation.shape
+            core = operation.part == "attention"
+            of_input = self.product(Shape(m, k, n, count), operation.linear, core)
+            of_weight = self.product(Shape(n, k, m, count), operation.linear, core)
+            return (of_input + of_weight, 0.0) if core else (of_input, of_weight)
+        if kind == "attention":
+            return self._attention_seconds(operation, FLASH_BACKWARD), 0.0
+        return BACKWARD_PASSES * self.moving(operation.bytes) + self.generation.launch, 0.0
+
+    def moving(self, bytes: float) -> float:
+        """Seconds in which pointwise operations move what the simplest kernels would move `bytes` for."""
+        return bytes * self.generation.pointwise / self.bandwidth
+
+    def product(self, shape: Shape, linear: bool, core: bool = False) -> float:
+        """Seconds of a matrix product; `linear` those in the format of the linear layers, `core` those of attention."""
+        m, n, k, count = shape
+        rate = self._narrow if linear else self._wide
+        width = self._narrow_width if linear else self._width
+        arithmetic = 2 * m * n * k * count / (rate * filled(m, n, count, self._sms) * k / (k + self.family.depth))
+        moved = (width * (m + n) * k + 2 * m * n) * count / self.bandwidth
+        seconds = max(arithmetic, moved) * (self._odd if core else 1.0)
+        if linear and width < 2:
+            seconds += self.moving(2.5 * m * k * count)
+        return seconds + self.generation.launch
+
+    def _attention_seconds(self, operation: Operation, backward: float) -> float:
+        if self._unfused:
+            passes = 1.0 if backward == 1.0 else BACKWARD_PASSES
+            return passes * operation.bytes * self._odd / self._scores + self.generation.launch
+        return backward * operation.flops / self._attention + self.generation.launch
+
+
+@lru_cache(maxsize=65536)
+def filled(m: float, n: float, count: float, multiprocessors: int) -> float:
+    """The share of the multiprocessors' work that is not wasted, with the best of the tiles."""
+    best = 0.0
+    for rows, columns, rate in TILES:
+        tiles = ceil(m / rows) * ceil(n / columns) * count
+        useful = m * n * count / (rows * columns)
+        waves = ceil(tiles / multiprocessors)
+        best = max(best, rate * useful / (waves * multiprocessors))
+    return best
+
+
+def _narrow_peak(accelerator: Accelerator, format: str) -> float:
+    if format == "fp4" and "fp4" not in accelerator.peak:
+        raise UserError(f"{accelerator.name} has no products in fp4")
+    return accelerator.peak_of(format)
+
+
+def _odd_heads(run: Run) -> bool:
+    """Heads a rank beyond 8 that 8 does not divide, or a head size that 8 does not: batched products run slowly."""
+    heads = run.model.heads / run.parallel.tp
+    return (heads > 8 and heads % 8 != 0) or run.model.head_size % 8 != 0
