@@ -1,0 +1,198 @@
+"""What a run costs: days, GPU-hours, money and energy, from the time of a step and what failures leave of the time.
+
+Undisturbed training is `busy`; with what failures take it is `calendar`, and that is what is paid for, spares included.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import Any
+
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.plan.cluster import Cluster
+from fivefold.plan.goodput import Goodput
+from fivefold.plan.quantities import DAY, HOUR, count, formula, fraction, not_negative, positive, time, whole
+
+PUE = 1.2
+"""Power usage effectiveness, what a data centre draws for each watt of its computers: an assumption, give your own.
+BLOOM's had 1.2 (Luccioni et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Time, money and energy of a run."""
+
+    tokens: float
+    steps: int
+    step_seconds: float
+    gpus: int
+    spare_gpus: int = 0
+    """That stand ready and are paid for too."""
+    ettr: float = 1.0
+    """Useful time / calendar time; 1 if failures are left out."""
+    price: float | None = None
+    """Money for a GPU and hour; None leaves money out."""
+    watts: float | None = None
+    """Of a GPU; None leaves energy out."""
+    pue: float = PUE
+    goodput: Goodput | None = None
+    """Where `ettr` comes from."""
+
+    @property
+    def busy_days(self) -> float:
+        """Days of undisturbed training."""
+        return self.steps * self.step_seconds / DAY
+
+    @property
+    def busy_gpu_hours(self) -> float:
+        """GPU-hours of undisturbed training, which is what is mostly published."""
+        return self.steps * self.step_seconds / HOUR * self.gpus
+
+    @property
+    def calendar_days(self) -> float:
+        """Days from the first step to the last."""
+        return self.busy_days / self.ettr
+
+    @property
+    def paid_gpu_hours(self) -> float:
+        """GPU-hours of all that time, spares included."""
+        return self.calendar_days * DAY / HOUR * (self.gpus + self.spare_gpus)
+
+    @property
+    def money(self) -> float | None:
+        """Of the paid GPU-hours, in the price's currency."""
+        return None if self.price is None else self.paid_gpu_hours * self.price
+
+    @property
+    def busy_money(self) -> float | None:
+        """Of the GPU-hours of undisturbed training alone."""
+        return None if self.price is None else self.busy_gpu_hours * self.price
+
+    @property
+    def energy_kwh(self) -> float | None:
+        """Kilowatt-hours that the data centre draws, if each paid GPU draws its watts all the time."""
+        return None if self.watts is None else self.paid_gpu_hours * self.watts / 1000 * self.pue
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        names = ("busy_days", "busy_gpu_hours", "calendar_days", "paid_gpu_hours", "money", "busy_money", "energy_kwh")
+        fields = {name: value for name, value in asdict(self).items() if name != "goodput"}
+        return fields | {
+            **{name: getattr(self, name) for name in names},
+            "goodput": None if self.goodput is None else self.goodput.json(),
+            "basis": {
+                "ettr": "none: failures are left out" if self.goodput is None else self.goodput.failures.basis,
+                "price": "given",
+                "watts": "catalogued",
+                "pue": "assumed",
+            },
+        }
+
+    def explain(self) -> list[str]:
+        """Each figure's formula with its numbers."""
+        every = f"{self.gpus:,}" + (f" + {self.spare_gpus:,}" if self.spare_gpus else "")
+        lines = [
+            formula(
+                "busy time",
+                "steps x time of a step",
+                f"{self.steps:,} x {time(self.step_seconds)}",
+                f"{self.busy_days:.4g} days",
+            ),
+            formula(
+                "busy GPU-hours",
+                "busy time x GPUs",
+                f"{self.busy_days:.4g} x 24 x {self.gpus:,}",
+                count(self.busy_gpu_hours),
+            ),
+            *([] if self.goodput is None else self.goodput.explain()),
+            formula(
+                "calendar time",
+                "busy time / ETTR",
+                f"{self.busy_days:.4g} / {self.ettr:.4f}",
+                f"{self.calendar_days:.4g} days",
+            ),
+            formula(
+                "paid GPU-hours",
+                "calendar time x (GPUs + spares)",
+                f"{self.calendar_days:.4g} x 24 x ({every})",
+                count(self.paid_gpu_hours),
+            ),
+        ]
+        if self.money is not None:
+            numbers = f"{count(self.paid_gpu_hours)} x {self.price:g}"
+            lines.append(formula("money", "paid GPU-hours x price", numbers, f"{self.money:,.0f}"))
+        if self.energy_kwh is not None:
+            numbers = f"{count(self.paid_gpu_hours)} x {self.watts:g} W x {self.pue:g}"
+            value = f"{self.energy_kwh / 1000:,.4g} MWh"
+            lines.append(formula("energy", "paid GPU-hours x watts of a GPU x PUE", numbers, value))
+        return lines
+
+
+def cost(
+    tokens: float,
+    tokens_a_step: float,
+    step_seconds: float,
+    gpus: int,
+    *,
+    goodput: Goodput | None = None,
+    spare_gpus: int = 0,
+    price: float | None = None,
+    watts: float | None = None,
+    pue: float = PUE,
+) -> Cost:
+    """The cost of training on so many tokens, rounded up to whole steps.
+
+    Without `goodput` nothing fails. Raises UserError for what cannot be or contradicts itself.
+    """
+    positive("the number of tokens", tokens, "tokens")
+    positive("the tokens of a step", tokens_a_step, "tokens")
+    positive("the time of a step", step_seconds, "seconds")
+    whole("the number of GPUs", gpus)
+    not_negative("the number of spare GPUs", spare_gpus, "GPUs")
+    if tokens < tokens_a_step:
+        raise UserError(
+            f"{count(tokens)} tokens are less than one step of {count(tokens_a_step)}; give all tokens of the run, "
+            "such as 15e12"
+        )
+    if goodput is not None and goodput.gpus != gpus:
+        raise UserError(f"the goodput is that of {goodput.gpus:,} GPUs, and the run has {gpus:,}; take the same number")
+    if price is not None:
+        not_negative("the price", price, "money for a GPU and hour")
+    if watts is not None:
+        positive("the power of a GPU", watts, "watts")
+    positive("the PUE", pue, "watts drawn for each watt computed with")
+    if pue < 1:
+        raise UserError(f"a PUE of {pue:g}; a data centre draws at least what its computers do, so give 1 or more")
+    ettr = 1.0 if goodput is None else goodput.ettr
+    if goodput is not None:
+        goodput.calendar_days(0.0)
+    fraction("ETTR", ettr)
+    steps = ceil(tokens / tokens_a_step * (1 - 1e-12))
+    return Cost(tokens, steps, step_seconds, gpus, int(spare_gpus), ettr, price, watts, pue, goodput)
+
+
+def cost_of(
+    run: Run,
+    cluster: Cluster,
+    step_seconds: float,
+    *,
+    goodput: Goodput | None = None,
+    spare_gpus: int = 0,
+    pue: float = PUE,
+) -> Cost:
+    """The cost of a run on a cluster, at the cluster's price and its accelerators' greatest power. As `cost`."""
+    a_step = run.batch.global_size * run.data.seq_len
+    return cost(
+        run.total_steps * a_step,
+        a_step,
+        step_seconds,
+        cluster.gpus,
+        goodput=goodput,
+        spare_gpus=spare_gpus,
+        price=cluster.price,
+        watts=cluster.accelerator.watts,
+        pue=pue,
+    )
