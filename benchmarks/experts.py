@@ -15,9 +15,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,10 @@ KINDS: dict[str, tuple[str, ...]] = {
         "fivefold.kernels.expert_feed_forward.gated_swiglu",
         "fivefold.kernels.expert_feed_forward.gated_swiglu_backward",
     ),
-    "update": ("fivefold.train.step.ShardedOptimizer.step",),
 }
 """Functions by what they do. Of routing, forward alone."""
+UPDATE = "Optimizer.step"
+"""How torch's own range around an optimizer's step begins."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,11 @@ def split_a_step() -> None:
             torch.cuda.synchronize()
         kernels = [e for e in profiler.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
         total = sum(e.device_time_total for e in kernels) / 1000
-        labelled = dict.fromkeys(KINDS, 0.0)
+        labelled = dict.fromkeys((*KINDS, "update"), 0.0)
         for each in profiler.key_averages():
-            if each.key in labelled and each.device_type == DeviceType.CUDA:  # from a range's first kernel to its last
-                labelled[each.key] = each.self_device_time_total / 1000
+            kind = "update" if each.key.startswith(UPDATE) else each.key
+            if kind in labelled and each.device_type == DeviceType.CUDA:  # from a range's first kernel to its last
+                labelled[kind] += each.self_device_time_total / 1000
         labelled["exchanges"] = sum(e.device_time_total for e in kernels if "SendRecv" in e.name) / 1000
         labelled["the rest"] = total - sum(labelled.values())
         print("  ".join(f"{kind} {ms:.1f} ms" for kind, ms in labelled.items()), file=sys.stderr, flush=True)
@@ -146,14 +148,8 @@ def split_a_step() -> None:
 
 def _label(name: str, kind: str) -> None:
     """Let a function's time on the device be known by its kind."""
-    *path, attribute = name.split(".")
-    holder: Any = None
-    for length in range(len(path), 0, -1):
-        with suppress(ModuleNotFoundError):
-            holder = __import__(".".join(path[:length]), fromlist=["_"])
-            break
-    for part in path[length:]:
-        holder = getattr(holder, part)
+    module, attribute = name.rsplit(".", 1)
+    holder = import_module(module)
     right: Callable[..., Any] = getattr(holder, attribute)
 
     @wraps(right)
