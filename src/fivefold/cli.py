@@ -195,6 +195,17 @@ def schedule(ctx: click.Context, as_json: bool, html: Path | None, csv: Path | N
         ctx.exit(3)
 
 
+@commands.command()
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE.yaml", help="Write what cluster.gpu can name.")
+@click.option("--nproc", type=click.IntRange(1), metavar="N", help="Local workers; default: one a GPU, else one.")
+@click.option("--json", "as_json", is_flag=True, help="Print the entry as JSON.")
+def bench(out: Path | None, nproc: int | None, as_json: bool) -> None:
+    """Measure this machine's accelerators in about a minute: products, attention, copies, and what they exchange."""
+    from fivefold.launch.bench import start_bench
+
+    sys.exit(start_bench(out, nproc, as_json))
+
+
 @commands.group()
 def data() -> None:
     """Prepare what a model reads."""

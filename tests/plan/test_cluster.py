@@ -61,7 +61,7 @@ def test_the_gpu_may_be_a_file_of_the_users_own(tmp_path: Path) -> None:
         ({"gpu": "h100"}, ["--gpus N"]),
         ({"gpu": "h1o0", "gpus": 8}, ["cluster.gpu = h1o0", "did you mean H100-SXM-80GB"]),
         ({"gpu": "h100", "gpus": 16, "nic_gbit_s": 400e9}, ["400", "in Gbit/s", "do you mean 400?"]),
-        ({"gpu": "h100", "gpus": 16, "nic_gbit_s": 0.01}, ["nic_gbit_s = 0.01"]),
+        ({"gpu": "h100", "gpus": 16, "nic_gbit_s": 0.001}, ["nic_gbit_s = 0.001"]),
         ({"gpu": "tpu-v4", "gpus": 8192}, ["8,192", "4,096", "cluster.nic_gbit_s"]),
     ],
 )

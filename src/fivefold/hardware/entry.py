@@ -38,16 +38,16 @@ OF_GB_S = {"MB/s": 1e3, "bytes/s": 1e9}
 QUANTITIES = {
     "memory_gb": Quantity("GB", 0.5, 4_000, 1e9, {"MB": 1e3, "bytes": 1e9}),
     "memory_mib": Quantity("MiB", 500, 4e6, 2**20, {"bytes": 2**20}),
-    "bandwidth_tb_s": Quantity("TB/s", 0.002, 60, 1e12, {"GB/s": 1e3, "bytes/s": 1e12}),
-    "link_gb_s": Quantity("GB/s", 0.1, 8_000, 1e9, OF_GB_S, zero=True),
-    "pair_gb_s": Quantity("GB/s", 0.1, 8_000, 1e9, OF_GB_S),
+    "bandwidth_tb_s": Quantity("TB/s", 1e-4, 60, 1e12, {"GB/s": 1e3, "bytes/s": 1e12}),
+    "link_gb_s": Quantity("GB/s", 1e-3, 8_000, 1e9, OF_GB_S, zero=True),
+    "pair_gb_s": Quantity("GB/s", 1e-3, 8_000, 1e9, OF_GB_S),
     "domain": Quantity("accelerators", 1, 100_000, 1),
     "per_node": Quantity("accelerators", 1, 1_024, 1),
-    "pcie_gb_s": Quantity("GB/s", 0.1, 1_000, 1e9, OF_GB_S),
-    "nic_gbit_s": Quantity("Gbit/s", 0.1, 10_000, 1.25e8, {"Mbit/s": 1e3, "bit/s": 1e9}, zero=True),
+    "pcie_gb_s": Quantity("GB/s", 1e-3, 1_000, 1e9, OF_GB_S),
+    "nic_gbit_s": Quantity("Gbit/s", 0.01, 10_000, 1.25e8, {"Mbit/s": 1e3, "bit/s": 1e9}, zero=True),
     "watts": Quantity("W", 1, 5_000, 1, {"mW": 1e3}),
 }
-RATE = Quantity("TFLOP/s", 1e-4, 100_000, 1e12, {"GFLOP/s": 1e3, "FLOP/s": 1e12})
+RATE = Quantity("TFLOP/s", 1e-6, 100_000, 1e12, {"GFLOP/s": 1e3, "FLOP/s": 1e12})
 
 TEXTS = ("name", "family", "notes")
 LISTS = ("aliases", "driver_names", "sources")
@@ -300,7 +300,7 @@ def entry_of(accelerator: Accelerator) -> dict[str, Any]:
         return int(rounded) if rounded == int(rounded) else rounded
 
     def rates(values: Mapping[str, float]) -> dict[str, float]:
-        return {name: float(f"{rate / 1e12:.4g}") for name, rate in values.items()}
+        return {name: float(f"{rate / 1e12:.6g}") for name, rate in values.items()}
 
     best = rates(accelerator.matmul)
     entry = {
