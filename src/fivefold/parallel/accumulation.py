@@ -34,7 +34,13 @@ class Accumulation:
     """
 
     def __init__(
-        self, model: nn.Module, deferral: Deferral | None, zero: int, pipelined: bool, precision: Precision
+        self,
+        model: nn.Module,
+        deferral: Deferral | None,
+        zero: int,
+        pipelined: bool,
+        precision: Precision,
+        offloaded: bool = False,
     ) -> None:
         assert isinstance(model, FSDPModule)
         self.model, self._precision, self._format = model, precision, reduce_dtype(precision)
@@ -42,9 +48,11 @@ class Accumulation:
         self.deferral.totals = self
         self._reduces_each, self._gathers_each = zero >= 2 and not pipelined, zero >= 3
         self._last: bool | None = None
-        self.formats_differ = self._format != DTYPES[precision.compute]
-        """Whether autograd's gradients are in another format than those that are added here. FSDP converts its own at
-        the end of a backward that is not the last, and reduces both together only in one format."""
+        in_place = not pipelined and not offloaded and self._format == master_dtype(precision)
+        self.formats_differ = not in_place and self._format != DTYPES[precision.compute]
+        """Whether FSDP's totals get gradients here in another format than autograd's. FSDP converts its own at the end
+        of a backward that is not the last, and reduces both together only in one format. (Such a backward also keeps
+        all gathered weights to the step's end: of one microbatch a step without a pipeline 2 bytes a parameter.)"""
 
     def expect(self, last: bool) -> None:
         """Say, before a backward, whether it is the last of the step, after which the gradients are reduced."""

@@ -41,8 +41,9 @@ def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
     schedule = schedule_of_run(run)
     pipelined = schedule.stages > 1 or schedule.splits
     stages = build_stages(run, mesh, schedule.placement, pipelined)
+    offloaded = "parameters" in run.offload
     accumulations = {
-        stage: Accumulation(model, deferral, run.parallel.zero, pipelined, run.precision)
+        stage: Accumulation(model, deferral, run.parallel.zero, pipelined, run.precision, offloaded)
         for stage, (model, deferral) in stages.items()
     }
     models = {stage: model for stage, (model, _) in stages.items()}
