@@ -8,6 +8,7 @@ Imports no torch. Sources: Graham 1969 (the longest job first), DeepSeek-AI 2024
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 
 Placement = tuple[int, ...]
 """The slot of each expert: each number from 0 once."""
@@ -63,9 +64,10 @@ def _evenly(items: Iterable[int], loads: Sequence[int], ranks: int) -> list[list
     heaviest_first = sorted(items, key=lambda item: (-loads[item], item))
     slots = len(heaviest_first) // ranks
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    sums = [0] * ranks
+    with_room = [(0, rank) for rank in range(ranks)]
     for item in heaviest_first:
-        rank = min((sums[rank], rank) for rank in range(ranks) if len(shares[rank]) < slots)[1]
+        load, rank = heappop(with_room)
         shares[rank].append(item)
-        sums[rank] += loads[item]
+        if len(shares[rank]) < slots:
+            heappush(with_room, (load + loads[item], rank))
     return [sorted(share) for share in shares]
