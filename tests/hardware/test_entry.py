@@ -11,7 +11,7 @@ from fivefold.config.yaml12 import write_text
 from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.catalogue import accelerators, by_name
-from fivefold.hardware.entry import accelerator_of, entry_of, faults, read_entry, write_entry
+from fivefold.hardware.entry import QUANTITIES, accelerator_of, entry_of, faults, read_entry, write_entry
 
 GOOD: dict[str, Any] = {
     "name": "own",
@@ -112,6 +112,17 @@ def test_several_faults_are_said_at_once(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         by_name(str(tmp_path / "absent.yaml"))
+
+
+def test_the_documented_file_is_one(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    example = text.partition("```yaml\nname: my-card")[2].partition("```")[0]
+    file = tmp_path / "documented.yaml"
+    file.write_text(f"name: my-card{example}")
+    found = read_entry(file)
+    assert set(QUANTITIES) | {"peak_tflops", "matmul_tflops"} <= set(found.confidence)
+    assert found.measured is not None
+    assert found.measured.network == pytest.approx(47.5e9)
 
 
 MEASURED = GOOD | {
