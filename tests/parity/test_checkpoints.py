@@ -1,7 +1,8 @@
 """A checkpoint that one layout saved is loaded by every other, weights and optimizer state byte for byte.
 
 Each has weights of its own, so that nothing is right by being there already: layouts of four processes; tensors of
-which some ranks hold nothing, over other numbers of ranks; and a tied embedding in pipelines and outside of them.
+which some ranks hold nothing, over other numbers of ranks; a tied embedding in pipelines and outside of them; experts
+and what their routers remember.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from fivefold.checkpoint.find import open_checkpoint
 from fivefold.checkpoint.load import read_full
 from fivefold.optim.offload import optimizer_for
 from fivefold.parallel.state import sharded_parameters
-from fivefold.train.build import build_pipeline
+from fivefold.train.build import buffers_of, build_pipeline
 from fivefold.train.job import state_tensors
 from tests.parity.cases import OPTIM, Case
 from tests.parity.pieces import TOLERANCE, differing_copies, faults, piece
@@ -50,7 +51,17 @@ TIED = [
     Case("llama-tied", pp=2, schedule="zb-h1", micro=2, dp=2, zero=3),
     Case("llama-tied", pp=2, schedule="dualpipe-v", chunks=2, micro=2, tp=2),
 ]
-LAYOUTS = [*FOUR, *NARROW, *TIED]
+EXPERTS = [
+    Case("moe-bias"),
+    Case("moe-bias", ep=4, dp=4, zero=3, packed=True),
+    Case("moe-bias", tp=2, ep=4, dp=2, zero=2),
+    Case("moe-bias", pp=2, schedule="zb-v", chunks=2, ep=2, dp=2, offload=("optimizer", "parameters")),
+]
+UNEVEN = [  # six experts over four ranks, or three over two, which are cut by their width
+    Case("moe", dp=4, zero=3),
+    Case("moe", ep=2, dp=4, zero=3),
+]
+LAYOUTS = [*FOUR, *NARROW, *TIED, *EXPERTS, *UNEVEN]
 
 
 def save(case, folder, seed):
@@ -68,7 +79,7 @@ def load_each(case, folders):
     mesh = mesh_for(case.parallel)
     stages = build_pipeline(case.run, mesh).stages
     optimizer = optimizer_for(sharded_parameters(stages, mesh), OPTIM, case.offload, mesh.pp)
-    tensors = state_tensors(optimizer.parameters, {}, optimizer.materialize())
+    tensors = state_tensors(optimizer.parameters, buffers_of(stages), optimizer.materialize())
     loaded = []
     for folder in folders:
         for tensor in tensors.values():
