@@ -57,6 +57,11 @@ def test_the_state_a_gpu_is_that_of_the_zero_paper(zero: int, each: float) -> No
     assert zero_bytes(MIXED, 7.5e9, zero, 64) == pytest.approx(each * 7.5e9)
 
 
+def test_zero_2_shards_the_gradients_and_not_the_weights_and_never_what_a_stack_holds_beside() -> None:
+    assert zero_bytes(state_named("megatron"), 1e9, 2, 64) == pytest.approx((2 + 16 / 64) * 1e9)
+    assert zero_bytes(state_named("deepspeed-2022-fp16"), 1e9, 3, 64) == pytest.approx((3 + 16 / 64) * 1e9)
+
+
 def test_sixteen_ranks_need_about_1500_microbatches_for_a_bubble_of_one_percent() -> None:
     need = microbatches_for(16, 0.01)
     assert (need.of_work, need.of_step) == (1500, 1485)

@@ -10,7 +10,7 @@ from math import exp, expm1, factorial, inf
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import UserError
@@ -131,6 +131,7 @@ def brute_force(start: float, up: float, tiers: list[Tier]) -> tuple[float, list
             saved[number] = end
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(5, 60), st.integers(0, 5)), min_size=1, max_size=3, unique_by=lambda tier: tier[0]),
     st.integers(0, 40),
@@ -169,6 +170,15 @@ def test_the_simulation_agrees_with_the_formula_of_several_tiers(usual: Simulate
     assert usual.error < 0.004
 
 
+def test_a_job_goes_back_to_the_newest_checkpoint_that_is_left_and_not_to_that_of_the_fastest_tier() -> None:
+    """Every 500 s and every 700 s together leave gaps whose mean age is 135e4 / 7000 s, and 250 s alone."""
+    fleet = Fleet(8, failures_of_mttf(30.0, 8), swapped=0.0)
+    one, two = Tier("memory", 500.0, 0.0, 20.0, 1.0), Tier("remote", 700.0, 0.0, 600.0, 0.0)
+    alone, both = (simulate_goodput(fleet, tiers, failures=2000) for tiers in ([one], [one, two]))
+    assert alone.times.lost / alone.failures == pytest.approx(250, rel=0.05)
+    assert both.times.lost / both.failures == pytest.approx(135e4 / 7000, rel=0.05)
+
+
 def test_the_formula_of_several_tiers_holds_where_failures_are_frequent_and_the_first_order_does_not() -> None:
     often = failures_of_mttf(0.5, 1024)
     found = simulate_goodput(Fleet(1024, often, swapped=0.0), three_tiers(0.75), failures=3000).ettr
@@ -183,6 +193,13 @@ def test_lemon_nodes_that_stay_change_little_and_ones_that_are_excluded_much() -
     leave = simulate_goodput(replace(lemons, excluded_after=2), [tier], failures=1000)
     assert leave.times.total > 2 * stay.times.total
     assert leave.ettr > stay.ettr + 0.02
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_small_fleet_of_lemons_fails_as_often_as_published(seed: int) -> None:
+    fleet = Fleet(64, LLAMA, lemon_shape=0.3, swapped=0.0)
+    job = simulate_goodput(fleet, [one_tier(5.0, 180.0, fleet.mttf)], failures=1000, seed=seed)
+    assert (job.times.total - job.times.restarts) / job.failures == pytest.approx(LLAMA.mttf(64), rel=0.1)
 
 
 def test_the_shape_of_the_lemons_lets_3_of_63_nodes_cause_half_of_the_failures() -> None:
@@ -254,6 +271,7 @@ def test_spares_are_the_99th_percentile_of_the_nodes_in_repair_and_a_rack() -> N
     spares = spares_for(LLAMA, 16_384, 24 * HOUR)
     assert spares.in_repair == pytest.approx(7.76, abs=0.01)
     assert (spares.most_in_repair, spares.nodes, spares.gpus) == (15, 19, 152)
+    assert spares_for(LLAMA, 16_384, 24 * HOUR, swapped=0.25).in_repair == pytest.approx(spares.in_repair / 4)
     assert spares.explain() == [
         "spare nodes = P99 of Poisson(nodes in repair) + a rack = P99 of Poisson(7.76) + 4 = 15 + 4 = 19"
     ]
