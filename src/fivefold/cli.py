@@ -154,6 +154,21 @@ def plan(words: tuple[str, ...], list_ranks: bool, rank: int | None, as_json: bo
         click.echo("\n".join(found.lines()))
 
 
+@commands.command("validate-plan")
+@click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[RUNS.json]")
+@click.option("--leave-one-out", is_flag=True, help="Fit again without each source, and predict it with that.")
+@click.option("--json", "as_json", is_flag=True, help="Print all of it, with each prediction, as JSON.")
+def validate_plan(file: Path | None, leave_one_out: bool, as_json: bool) -> None:
+    """Tell how far the planner is off on published runs; by default those that ship with it."""
+    from fivefold.plan.validate import validate
+
+    found = validate(file, leave_one_out, say=lambda line: click.echo(line, err=True))
+    if as_json:
+        print_json(found.json())
+    else:
+        click.echo("\n".join(found.lines()))
+
+
 @commands.command()
 @click.argument("name", metavar="NAME|FILE.csv")
 @click.option("--pp", type=click.IntRange(1), metavar="P", help="Pipeline ranks.")

@@ -52,6 +52,8 @@ class Generation:
     """Share of a communication that hides behind computation where the two can run at once."""
     narrow: float = 0.0
     """Share of the gain of 8-bit products over 16-bit ones that is realized."""
+    routing: float = 0.0
+    """Seconds in which a layer of experts chooses, sorts and waits for the host, in forward and again in backward."""
     odd_heads: float = 0.0
     """Of unfused attention: how many times longer it takes with a number or size of heads that kernels do not like."""
 

@@ -8,12 +8,13 @@ does. Imports no torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
 
 import numpy as np
 
-from fivefold.plan.constants import Constants, from_table
+from fivefold.plan.constants import FILE, Constants, from_table
 from fivefold.plan.published import Row
 from fivefold.plan.time import step_time
 
@@ -39,23 +40,31 @@ PRIORS: Table = {
             "attention_A100": 0.5, "attention_H100": 0.4, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
             "narrow": 0.5,
         },
-        "engine-2024": {
-            "attention_H100": 0.5, "attention_Blackwell": 0.4, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
-            "narrow": 0.6,
-        },
         "engine-2025": {
-            "attention_H100": 0.5, "attention_Blackwell": 0.4, "pointwise": 1.0, "launch": 4e-6, "overlap": 0.8,
-            "narrow": 0.7,
+            "attention_H100": 0.5, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7, "narrow": 0.6, "routing": 1e-3,
+        },
+        "engine-2026": {
+            "attention_Blackwell": 0.45, "pointwise": 1.0, "launch": 4e-6, "overlap": 0.8, "narrow": 0.7,
+            "routing": 3e-4,
         },
     },
 }  # fmt: skip
 """What each constant plausibly is by itself: shares of datasheets that others measured, bytes of plain kernels."""
 
-SPREAD = {"matmul": 0.15, "depth": 0.7, "bandwidth": 0.15, "link": 0.3, "nic": 0.3, "pointwise": 0.5, "launch": 1.0}
+SPREAD = {
+    "matmul": 0.15,
+    "depth": 0.7,
+    "bandwidth": 0.15,
+    "link": 0.3,
+    "nic": 0.3,
+    "pointwise": 0.5,
+    "launch": 1.0,
+    "routing": 1.0,
+}
 """How far, as a logarithm, a constant may stray from its prior for the price of one row that is 10 % off; else 0.5."""
 SHARES = ("matmul", "bandwidth", "link", "nic", "overlap", "narrow", "attention")
 """Constants that lie between 0 and 1."""
-PRICE = 0.1
+PRICE, NEAR = 0.1, 0.3
 FLOOR = 0.02
 """Errors below this weigh like it: the noise of a repeated measurement."""
 WEIGHTS = {"bounded": 1.0, "unstated": 0.4, "experts": 0.4}
@@ -79,46 +88,65 @@ def fitted(
     rounds: int = 10,
     say: Callable[[str], None] = lambda line: None,
 ) -> Table:
-    """The table with which `rows` come out best, from the table `start`."""  # fmt: skip
+    """The table with which `rows` come out best, from the table `start`."""
     keys = _keys(start)
     point = np.array([_inward(key, start[key[0]][key[1]][key[2]]) for key in keys])
-    prior = np.array([_inward(key, PRIORS[key[0]][key[1]][key[2]]) for key in keys])
-    spread = np.array([SPREAD.get(key[2], 0.5) for key in keys])
     touched = [_touched(row, keys) for row in rows]
-    weights = np.array([weight(row) for row in rows])
     error = _errors(rows, keys, point)
-    loss = _loss(error, weights, point, prior, spread)
-    damping = 1e-3
+    search = _Search(keys, rows, point, error, _slopes(rows, keys, point, error, touched))
     for number in range(rounds):
-        slopes = _slopes(rows, keys, point, error, touched)
-        pull = (point - prior) / spread
-        robust = weights / np.maximum(np.abs(error), FLOOR)
-        tight = PRICE / np.maximum(np.abs(pull), 0.3) / spread**2
+        before = search.loss
+        moved = search.step()
+        say(f"round {number}: loss {search.loss:.4f}, mean error {search.mean_error:.4f}")
+        if not moved or before - search.loss < 1e-3 * search.loss / rounds:
+            break
+        search.slopes = _slopes(rows, keys, search.point, search.error, touched)
+    return _table(keys, search.point)
+
+
+class _Search:
+    """Damped least squares under way: where it is, and how well that is."""
+
+    def __init__(
+        self, keys: Sequence[Key], rows: Sequence[Row], point: np.ndarray, error: np.ndarray, slopes: np.ndarray
+    ) -> None:
+        self._keys, self._rows = keys, rows
+        self.point, self.error, self.slopes = point, error, slopes
+        self._prior = np.array([_inward(key, PRIORS[key[0]][key[1]][key[2]]) for key in keys])
+        self._spread = np.array([SPREAD.get(key[2], 0.5) for key in keys])
+        self._weights = np.array([weight(row) for row in rows])
+        self._damping = 1e-3
+        self.loss = self._loss(error, point)
+
+    @property
+    def mean_error(self) -> float:
+        """Weighted, of the logarithms."""
+        return float(np.average(np.abs(self.error), weights=self._weights))
+
+    def step(self) -> bool:
+        """Go to a better point, and say whether there was one."""
+        robust = self._weights / np.maximum(np.abs(self.error), FLOOR)
+        pull = (self.point - self._prior) / self._spread
+        tight = PRICE / np.maximum(np.abs(pull), NEAR) / self._spread**2
+        square = self.slopes.T @ (self.slopes * robust[:, None]) + np.diag(tight)
+        right = -(self.slopes.T @ (robust * self.error)) - tight * (self.point - self._prior)
         for _ in range(6):
-            left = slopes.T @ (slopes * robust[:, None]) + np.diag(tight)
-            left += damping * np.diag(np.diag(left))
-            right = -(slopes.T @ (robust * error)) - tight * (point - prior)
-            step = np.clip(np.linalg.solve(left, right), -0.5, 0.5)
-            tried = _errors(rows, keys, point + step)
-            new = _loss(tried, weights, point + step, prior, spread)
-            if new < loss:
-                break
-            damping *= 5
-        else:
-            break
-        gained = loss - new
-        point, error, loss, damping = point + step, tried, new, max(damping / 4, 1e-6)
-        say(f"round {number}: loss {loss:.4f}, mean error {np.average(np.abs(error), weights=weights):.4f}")
-        if gained < 1e-3 * loss / rounds:
-            break
-    return _table(keys, point)
+            damped = square + self._damping * np.diag(np.diag(square))
+            tried = self.point + np.clip(np.linalg.solve(damped, right), -0.5, 0.5)
+            error = _errors(self._rows, self._keys, tried)
+            loss = self._loss(error, tried)
+            if loss < self.loss:
+                self.point, self.error, self.loss = tried, error, loss
+                self._damping = max(self._damping / 4, 1e-6)
+                return True
+            self._damping *= 5
+        return False
 
-
-def _loss(error: np.ndarray, weights: np.ndarray, point: np.ndarray, prior: np.ndarray, spread: np.ndarray) -> float:
-    size = np.abs(error)
-    robust = np.where(size > FLOOR, size - FLOOR / 2, size**2 / (2 * FLOOR))
-    pull = np.abs(point - prior) / spread
-    return float(weights @ robust + PRICE * np.where(pull > 0.3, pull - 0.15, pull**2 / 0.6).sum())
+    def _loss(self, error: np.ndarray, point: np.ndarray) -> float:
+        """Absolute values, rounded off near 0 as the weights of `step` have it."""
+        size, pull = np.abs(error), np.abs(point - self._prior) / self._spread
+        rows = np.where(size > FLOOR, size - FLOOR / 2, size**2 / (2 * FLOOR))
+        return float(self._weights @ rows + PRICE * np.where(pull > NEAR, pull - NEAR / 2, pull**2 / (2 * NEAR)).sum())
 
 
 def _keys(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Key]:
@@ -183,3 +211,29 @@ def _slopes(
         for number in touched[place]:
             slopes[place, number] = (_error(row, tables[number]) - error[place]) / small
     return slopes
+
+
+class Refit:
+    """Fits without one source after the other, from the shipped table.
+
+    The derivatives are taken once, with all rows, and the errors anew in each round: the constants move little.
+    """
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        table = json.loads(FILE.read_text(encoding="utf-8"))
+        self._rows = [row for row in rows if usable(row)]
+        self._keys = _keys(table)
+        self._start = np.array([_inward(key, table[key[0]][key[1]][key[2]]) for key in self._keys])
+        self._error = _errors(self._rows, self._keys, self._start)
+        touched = [_touched(row, self._keys) for row in self._rows]
+        self._slopes = _slopes(self._rows, self._keys, self._start, self._error, touched)
+
+    def without(self, source: str, rounds: int = 4) -> Constants:
+        """The constants of a fit without the rows of `source`."""
+        kept = [number for number, row in enumerate(self._rows) if row.source != source]
+        rows = [self._rows[number] for number in kept]
+        search = _Search(self._keys, rows, self._start, self._error[kept], self._slopes[kept])
+        for _ in range(rounds):
+            if not search.step():
+                break
+        return _constants(self._keys, search.point)

@@ -154,6 +154,8 @@ class LayerTimes:
         if communication.axis == "cp":
             return [(1.0, True, attention / 3)]
         overlap = self.software.tp_overlap
+        if communication.axis == "ep":
+            return [(1.0, self.software.ep_overlap, time.forward / 4)]
         if overlap == "backward" and communication.axis == "tp" and not forward:
             return [(0.5, True, time.forward / 4), (0.5, False, 0.0)]
         return [(1.0, overlap == "all", time.forward / 4)]

@@ -49,7 +49,8 @@ def pipeline_seconds(
         by_rank[rank] += sum(stages[stage])
     few = microbatches if schedule is not None else min(microbatches, STEADY * ranks)
     made = schedule or _schedule(name, ranks, few, chunks)
-    times = Times(*(tuple(part) for part in zip(*stages, strict=True)), latency=hop)
+    forward, input, weight = zip(*stages, strict=True)
+    times = Times(forward, input, weight, latency=hop)
     return simulate(made, times).makespan + (microbatches - few) * max(by_rank)
 
 

@@ -8,7 +8,7 @@ torch.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, sqrt
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
@@ -21,6 +21,8 @@ MULTIPROCESSORS = {"A100": 108, "H100": 132, "Blackwell": 148}
 """Of a family's accelerators (datasheets); 132 elsewhere."""
 TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.8))
 """Tiles that a library can cut a product into, with the share of the best rate that each allows."""
+WATTS = {"A100": 400, "H100": 700, "Blackwell": 1000}
+"""At which a family's accelerators hold the clocks that its constants are for."""
 FORMATS = {"fp8-block": "fp8", "fp8-tensor": "fp8", "fp4": "fp4"}
 FLASH_BACKWARD = 2.5
 """Attention's backward computes the scores again: five products for the forward's two."""
@@ -35,12 +37,12 @@ class Rates:
         family, generation = constants.family(accelerator.family), constants.generations[software.generation]
         self.family, self.generation = family, generation
         compute = {"fp64": "fp32", "fp16": "bf16"}.get(run.precision.compute, run.precision.compute)
-        self._peak = accelerator.peak_of(compute)
+        self._peak = accelerator.peak_of(compute) * _clock(accelerator)
         self._wide = self._peak * family.matmul
         self._narrow = self._wide
         self._width, self._narrow_width = 2, 2
         if (format := FORMATS.get(run.precision.linear)) is not None:
-            gain = _narrow_peak(accelerator, format) / self._peak
+            gain = _narrow_peak(accelerator, format) / accelerator.peak_of(compute)
             self._narrow = self._wide * (1 + (gain - 1) * generation.narrow)
             self._narrow_width = 1
         self.bandwidth = accelerator.bandwidth * family.bandwidth
@@ -58,7 +60,8 @@ class Rates:
             return self.product(operation.shape, operation.linear, operation.part == "attention")
         if kind == "attention":
             return self._attention_seconds(operation, 1.0)
-        return self.moving(operation.bytes) + self.generation.launch
+        routing = self.generation.routing if operation.name == "dispatch" else 0.0
+        return self.moving(operation.bytes) + self.generation.launch + routing
 
     def backward(self, operation: Operation) -> tuple[float, float]:
         """Seconds of the gradient of an operation's input, and of its weight."""
@@ -72,7 +75,8 @@ class Rates:
             return (of_input + of_weight, 0.0) if core else (of_input, of_weight)
         if kind == "attention":
             return self._attention_seconds(operation, FLASH_BACKWARD), 0.0
-        return BACKWARD_PASSES * self.moving(operation.bytes) + self.generation.launch, 0.0
+        routing = self.generation.routing if operation.name == "dispatch" else 0.0
+        return BACKWARD_PASSES * self.moving(operation.bytes) + self.generation.launch + routing, 0.0
 
     def moving(self, bytes: float) -> float:
         """Seconds in which pointwise operations move what the simplest kernels would move `bytes` for."""
@@ -113,6 +117,15 @@ def _narrow_peak(accelerator: Accelerator, format: str) -> float:
     if format == "fp4" and "fp4" not in accelerator.peak:
         raise UserError(f"{accelerator.name} has no products in fp4")
     return accelerator.peak_of(format)
+
+
+def _clock(accelerator: Accelerator) -> float:
+    """The share of the family's clocks under a lower limit of power: products take what they get, and power rises with
+    the clock and, through the voltage, with its square and more."""
+    full = WATTS.get(accelerator.family)
+    if full is None or accelerator.watts is None:
+        return 1.0
+    return min(1.0, sqrt(accelerator.watts / full))
 
 
 def _odd_heads(run: Run) -> bool:

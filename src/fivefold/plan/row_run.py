@@ -67,15 +67,10 @@ def cluster_of_row(row: Mapping[str, Any]) -> Cluster:
         gpus=int(hardware["count"]),
         per_node=per_node,
         link=link,
-        domain=_domain(accelerator.domain, int(hardware["count"])) if link else 1,
+        domain=accelerator.domain if link else 1,
         nic=accelerator.nic if stated is None else stated,
         price=None,
     )
-
-
-def _domain(joined: int, gpus: int) -> int:
-    """Accelerators of a link domain that a run has: of 72 it takes 64 where it needs more than one domain."""
-    return 64 if joined == 72 and gpus > joined else joined
 
 
 def network(text: str, per_node: int) -> float | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from fivefold.plan.software import COMPILED, ENGINE, ENGINE_2025, FLASH, STATES, UNFUSED, Software
+from fivefold.plan.software import COMPILED, ENGINE, FLASH, LATEST, STATES, UNFUSED, Software
 
 STACKS: tuple[tuple[str, str, str], ...] = (
     ("korthikanti", UNFUSED, "megatron"),
@@ -22,7 +22,8 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     ("llm-foundry", FLASH, "fsdp1"),
     ("internevo", FLASH, "internevo"),
     ("torchtitan", COMPILED, "fsdp2"),
-    ("megatron-bridge", ENGINE_2025, "megatron"),
+    ("megatron-bridge skills", LATEST, "megatron"),
+    ("megatron-bridge", ENGINE, "megatron"),
     ("maxtext", ENGINE, "maxtext"),
     ("dgxc", ENGINE, "megatron"),
     ("nemo", ENGINE, "megatron"),
@@ -31,6 +32,9 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     ("megatron-core", ENGINE, "megatron"),
 )
 """A part of the source's name, the generation, and the stack; the first that fits counts."""
+
+LATEST_RELEASE = 26.04
+"""The first release of the newest generation."""
 
 SELECTIVE: tuple[tuple[str, frozenset[str]], ...] = (
     ("attention core", frozenset({"attention"})),
@@ -62,6 +66,7 @@ def software_of_row(row: Mapping[str, Any]) -> Software:
         tp_overlap=_tp_overlap(layout, generation, stack),
         fused_accumulation=stack == "megatron",
         whole_transfers=stack.startswith("deepspeed"),
+        ep_overlap=generation == LATEST,
         reduces_each_microbatch=zero == 3 or "mosaic" in source or "PURE" in precision,
     )
 
@@ -75,6 +80,8 @@ def _stack(row: Mapping[str, Any]) -> tuple[str, str]:
         generation = UNFUSED
     elif attention.startswith("flash") and generation == UNFUSED:
         generation = FLASH
+    if generation == ENGINE and _release(row) >= LATEST_RELEASE:
+        generation = LATEST
     precision = str(row["layout"].get("precision") or "").lower()
     if not stack:
         stack = "fsdp2" if row["layout"].get("zero") == 3 else "megatron"
@@ -85,19 +92,26 @@ def _stack(row: Mapping[str, Any]) -> tuple[str, str]:
     return generation, stack
 
 
+def _release(row: Mapping[str, Any]) -> float:
+    """Year and month (26.04) of the container release that a row was measured with; 0 if it names none."""
+    text = f"{row.get('notes') or ''} {row['id']}"
+    found = re.search(r"release (2\d\.\d\d)", text) or re.search(r"-(2\d\.\d\d)(?:\.\d+)?$", str(row["id"]))
+    return float(found.group(1)) if found else 0.0
+
+
 def _by_age(source: str, gpu: str) -> str:
     """The generation of a stack that is not in the table: by the source's year, else by what its GPUs came with."""
     years = [int(year) for year in re.findall(r"\b(20[12]\d)\b", source)]
     years += [2000 + int(year) for year in re.findall(r"\b(2\d)[01]\d\.\d{4,5}\b", source)]
     years += [2000 + int(year) for year in re.findall(r"v(2\d)\.\d\d", source)]
     if not years:
-        return ENGINE_2025 if "B200" in gpu or "B300" in gpu else (FLASH if "A100" in gpu or "A800" in gpu else ENGINE)
+        return FLASH if "A100" in gpu or "A800" in gpu else ENGINE
     year = max(years)
-    return UNFUSED if year <= 2022 else FLASH if year == 2023 else ENGINE if year == 2024 else ENGINE_2025
+    return UNFUSED if year <= 2022 else FLASH if year == 2023 else ENGINE if year <= 2025 else LATEST
 
 
 def _sequence_parallel(layout: Mapping[str, Any], generation: str) -> bool:
-    """As stated; unstated with all kernels but those of 2022, whose tensor parallelism was the first kind."""
+    """As stated; unstated with all kernels but those of 2022 and 2023, whose tensor parallelism was the first kind."""
     stated = layout.get("sp")
     return generation not in (UNFUSED, FLASH) if stated is None else bool(stated)
 
@@ -108,7 +122,7 @@ def _tp_overlap(layout: Mapping[str, Any], generation: str, stack: str) -> Liter
         return "all" if layout["async_tp"] else "none"
     if stack != "megatron":
         return "none"
-    return "all" if generation in (ENGINE, ENGINE_2025) else "backward"
+    return "all" if generation in (ENGINE, LATEST) else "backward"
 
 
 def _dropout(model: Mapping[str, Any], generation: str) -> bool:

@@ -10,17 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025 = (
-    "unfused-2022",
-    "flash-2023",
-    "compiled-2024",
-    "engine-2024",
-    "engine-2025",
-)
-GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, ENGINE_2025)
+UNFUSED, FLASH, COMPILED, ENGINE, LATEST = "unfused-2022", "flash-2023", "compiled-2024", "engine-2025", "engine-2026"
+GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, LATEST)
 """Kernels of 2022, whose attention writes its scores to memory; the first flash attention, eager, of 2023; compiled
-pointwise operations beside torch's attention, 2024; Transformer Engine with cuDNN's attention, until mid 2025, and
-since then."""
+pointwise operations beside torch's attention, 2024; Transformer Engine with cuDNN's attention, until early 2026; and
+since then, with experts that no longer wait for the host."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +79,8 @@ class Software:
     whole_transfers: bool = False
     """Whether each rank of tp sends the whole activation to the next stage, and no two of a rank's transfers at a time
     (DeepSpeed's pipeline of 2022); else each sends its part, and sending and receiving happen together."""
+    ep_overlap: bool = False
+    """Whether the exchange of rows between experts runs beside the computation of another microbatch."""
     reduces_each_microbatch: bool = False
     """Whether sharded gradients are reduced after each microbatch, instead of once a step."""
 

@@ -217,10 +217,19 @@ def _ends(
             reduction += layers.seconds("reduce-scatter", gradients, shard)
         if zero in (1, 2):
             reduction += layers.seconds("all-gather", held * layers.sizes.width, shard)
-    window = max(each.total for each in passes) if software.overlaps_gradients else 0.0
+    window = _window(parallel.pp, parallel.chunks, passes) if software.overlaps_gradients else 0.0
     left = layers.exposed(reduction, window, software.overlaps_gradients)
     shards = groups.shard.size if zero else 1
     expert_shards = groups.expert_shard.size if zero else 1
     updated = dense[rank] / shards + experts[rank] / expert_shards
     moved = updated * (2 * state.optimizer + 2 * state.gradients + layers.sizes.width)
     return {"reduction": left, "optimizer": layers.rates.moving(moved)}
+
+
+def _window(ranks: int, chunks: int, passes: Sequence[PassTime]) -> float:
+    """Seconds of computation that reductions and gatherings can run beside: a stage's pass of one microbatch.
+
+    With several chunks all but one can be reduced, and gathered, while a group of microbatches passes another.
+    """
+    stage = max(each.total for each in passes)
+    return stage * (1 + ranks * (chunks - 1))
