@@ -23,6 +23,7 @@ from fivefold.plan.budget import (
     state_of,
     zero_bytes,
 )
+from fivefold.plan.software import StateBytes
 from tests.plan.runs import llama_405b
 
 H100 = by_name("h100")
@@ -59,7 +60,7 @@ def test_the_state_a_gpu_is_that_of_the_zero_paper(zero: int, each: float) -> No
 
 def test_zero_2_shards_the_gradients_and_not_the_weights_and_never_what_a_stack_holds_beside() -> None:
     assert zero_bytes(state_named("megatron"), 1e9, 2, 64) == pytest.approx((2 + 16 / 64) * 1e9)
-    assert zero_bytes(state_named("deepspeed-2022-fp16"), 1e9, 3, 64) == pytest.approx((3 + 16 / 64) * 1e9)
+    assert zero_bytes(StateBytes(2, 2, 12, extra=3), 1e9, 3, 64) == pytest.approx((3 + 16 / 64) * 1e9)
 
 
 def test_sixteen_ranks_need_about_1500_microbatches_for_a_bubble_of_one_percent() -> None:
