@@ -96,7 +96,7 @@ def test_every_figure_is_explained_and_goes_into_json_with_where_it_comes_from()
         (lambda: cost(1e9, 1e6, 0.0, 8), "time of a step is 0"),
         (lambda: cost(1e9, 1e6, float("inf"), 8), "time of a step is inf"),
         (lambda: cost(1e9, 1e6, 1.0, 0), "GPUs is 0"),
-        (lambda: cost(15, 16e6, 1.0, 8), "15 tokens are less than one step of 1.6e+07"),
+        (lambda: cost(15, 16e6, 1.0, 8), "15 tokens are less than one step of 16M"),
         (lambda: cost(1e9, 1e6, 1.0, 8, price=-2.0), "price is -2"),
         (lambda: cost(1e9, 1e6, 1.0, 8, watts=0.0), "power of a GPU is 0"),
         (lambda: cost(1e9, 1e6, 1.0, 8, pue=0.9), "a PUE of 0.9"),

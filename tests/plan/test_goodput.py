@@ -36,6 +36,7 @@ from fivefold.plan.goodput import (
     young_interval,
 )
 from fivefold.plan.goodput_events import LEMON_SHAPE, Fleet, Progress, Simulated, simulate_goodput
+from fivefold.plan.quantities import count
 
 LLAMA = failures_of("llama3")
 HOUR = 3600.0
@@ -250,7 +251,7 @@ def test_the_parts_of_the_time_add_up_and_the_same_seed_gives_the_same_job(usual
     assert times.useful + times.stalls + times.lost + times.restarts + times.waited == times.total
     assert usual.times.total / usual.failures / HOUR == pytest.approx(3.09 + 170 / HOUR, rel=0.05)
     assert json.loads(json.dumps(usual.json()))["times"]["useful"] == times.useful
-    assert f"ETTR = useful / all = {times.useful:.4g} / {times.total:.4g}" in usual.explain()[-1]
+    assert f"ETTR = useful / all = {count(times.useful)} / {count(times.total)} = " in usual.explain()[-1]
 
 
 def test_rates_are_published_ones_by_name_or_a_number() -> None:

@@ -168,7 +168,7 @@ class Budget:
     def explain(self) -> list[str]:
         """Each figure's formula with its numbers."""
         total, tokens = count(self.parameters), count(self.tokens.tokens)
-        rate = f"({count(self.peak)} FLOP/s x {percent(self.efficiency)})"
+        rate = f"({self.peak:.4g} FLOP/s x {percent(self.efficiency)})"
         return [
             formula(
                 "state",
@@ -183,14 +183,12 @@ class Budget:
                 count(self.state_gpus),
             ),
             f"tokens = {tokens}: {self.tokens.why}",
-            f"FLOPs a token = {self.flops_words} = {count(self.flops_a_token)}",
-            formula(
-                "FLOPs", "FLOPs a token x tokens", f"{count(self.flops_a_token)} x {tokens}", f"{count(self.flops)}"
-            ),
+            f"FLOPs a token = {self.flops_words} = {self.flops_a_token:.4g}",
+            formula("FLOPs", "FLOPs a token x tokens", f"{self.flops_a_token:.4g} x {tokens}", f"{self.flops:.4g}"),
             formula(
                 f"{self.gpu}-years",
                 "FLOPs / (peak x efficiency) / seconds of a year",
-                f"{count(self.flops)} / {rate} / {YEAR_HOURS * HOUR:,.0f}",
+                f"{self.flops:.4g} / {rate} / {YEAR_HOURS * HOUR:,.0f}",
                 f"{self.gpu_years:,.0f}",
             ),
         ]

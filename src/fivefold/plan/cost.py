@@ -126,7 +126,7 @@ class Cost:
             lines.append(formula("money", "paid GPU-hours x price", numbers, f"{self.money:,.0f}"))
         if self.energy_kwh is not None:
             numbers = f"{count(self.paid_gpu_hours)} x {self.watts:g} W x {self.pue:g}"
-            value = f"{self.energy_kwh / 1000:,.4g} MWh"
+            value = f"{count(self.energy_kwh / 1000)} MWh"
             lines.append(formula("energy", "paid GPU-hours x watts of a GPU x PUE", numbers, value))
         return lines
 

@@ -52,15 +52,13 @@ def at_least(what: str, value: float, least: float, unit: str, instead: str) -> 
         raise UserError(f"{what} is {value:g} {unit}, which is too little to be meant; {instead}")
 
 
-def said(**numbers: float) -> str:
-    """Numbers as they stand in a formula: `nodes 2,048, rate 3.79`."""
-    return ", ".join(f"{name.replace('_', ' ')} {count(number)}" for name, number in numbers.items())
-
-
 def count(number: float) -> str:
-    """A number in four digits, the whole ones below a million in full: 2,048, 1.5, 4.8e+26."""
-    if number == int(number) and abs(number) < 1e6:
-        return f"{int(number):,}"
+    """A number of things in four digits, below a million in full: 2,048, 1.5, 405.9B, 40T."""
+    for unit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if unit <= number < 1e15:
+            return f"{number / unit:.4g}{letter}"
+    if abs(number) < 1e6 and (number == int(number) or abs(number) >= 1000):
+        return f"{number:,.0f}"
     return f"{number:.4g}"
 
 
