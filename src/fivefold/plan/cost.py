@@ -14,7 +14,7 @@ from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.goodput import Goodput
-from fivefold.plan.quantities import DAY, HOUR, count, formula, fraction, not_negative, positive, time, whole
+from fivefold.plan.quantities import DAY, HOUR, count, formula, not_negative, positive, time, whole
 
 PUE = 1.2
 """Power usage effectiveness, what a data centre draws for each watt of its computers: an assumption, give your own.
@@ -166,10 +166,9 @@ def cost(
     positive("the PUE", pue, "watts drawn for each watt computed with")
     if pue < 1:
         raise UserError(f"a PUE of {pue:g}; a data centre draws at least what its computers do, so give 1 or more")
-    ettr = 1.0 if goodput is None else goodput.ettr
     if goodput is not None:
-        goodput.calendar_days(0.0)
-    fraction("ETTR", ettr)
+        goodput.calendar_days(0.0)  # refuses a job that never gets on
+    ettr = 1.0 if goodput is None else goodput.ettr
     steps = ceil(tokens / tokens_a_step * (1 - 1e-12))
     return Cost(tokens, steps, step_seconds, gpus, int(spare_gpus), ettr, price, watts, pue, goodput)
 
