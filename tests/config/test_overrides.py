@@ -37,6 +37,14 @@ def test_lists_and_sections_can_be_given_whole_or_by_item(load: Load) -> None:
     assert load("--optim.betas.1", "0.99").optim.betas == (0.9, 0.99)
 
 
+def test_a_model_given_whole_lies_over_the_preset_that_it_names(load: Load) -> None:
+    whole = "--model={preset: tiny-moe, moe: {experts: 2, top_k: 2, ffn: 8}}"
+    model = load("--model.layers", "9", whole, "--model.heads", "4").model
+    assert (model.layers, model.heads, model.hidden, model.family) == (4, 4, 256, "llama")
+    assert (model.moe.experts, model.moe.ffn, model.moe.scores) == (2, 8, "softmax")
+    assert load(whole, "--model.moe.ffn=16").model.moe.ffn == 16
+
+
 def test_short_flags_stand_for_the_clusters(load: Load) -> None:
     run = load("--gpu", "h100", "--gpus", "2")
     assert (run.cluster.gpu, run.cluster.gpus) == ("h100", 2)

@@ -69,6 +69,8 @@ def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
         places = places | override.places
     asked = deepcopy(values)
     problems += flags.apply(given, asked)
+    in_file, over_base = _around_base(given)
+    flags.apply(in_file, values)
     try:
         base = _base_of(_section(asked, "model"), _section(values, "model"))
     except UserError as error:
@@ -77,7 +79,7 @@ def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
     if base is not None and base.value:
         values["model"] = base.value | _section(values, "model")
         places = {("model", *inner): place for inner, place in base.places.items()} | places
-    flags.apply(given, values)
+    flags.apply(over_base, values)
     problems += _tidy(Run, values, (), places)
     try:
         run = Run.model_validate(values)
@@ -86,6 +88,16 @@ def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
     if problems:
         raise ConfigError(problems, source)
     return run
+
+
+def _around_base(given: Sequence[flags.Override]) -> tuple[Sequence[flags.Override], Sequence[flags.Override]]:
+    """The flags that stand for something in the file, and those that lie over the model's base.
+
+    A model that a flag gives whole is as one in the file: the preset that it names lies under it.
+    """
+    wholes = [number for number, override in enumerate(given, 1) if override.path == ("model",)]
+    last = max(wholes, default=0)
+    return given[:last], given[last:]
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
