@@ -71,6 +71,8 @@ def test_the_links_cap_what_the_network_of_a_node_could_carry() -> None:
     fast = of("h800", 1024, nic_gbit_s=400)  # 8 x 50 GB/s of network, and links of 200
     assert bus_bandwidth("all-gather", Group(64), fast, PERFECT) == pytest.approx(200e9)
     assert bus_bandwidth("all-gather", Group(128, 8), fast, PERFECT) == pytest.approx(50e9)
+    assert collective_seconds("all-gather", 64e9, Group(64), fast, PERFECT) == pytest.approx(63 / 200)
+    assert collective_seconds("all-gather", 64e9, Group(128, 8), fast, PERFECT) == pytest.approx(127 / 128 * 64 / 50)
 
 
 def test_h800_has_less_than_half_of_the_links_of_h100() -> None:
@@ -181,3 +183,11 @@ def test_what_a_bench_measured_stands_in_for_the_standard_constants() -> None:
     assert constants.nic_efficiency == NetworkConstants().nic_efficiency
     seconds = collective_seconds("all-gather", 64 * MIB, Group(2), cluster(own, 2))
     assert seconds == pytest.approx(1e-5 + 32 * MIB / 100e9 + constants.link_hop)
+
+
+def test_a_measured_network_and_measured_pcie_count_too() -> None:
+    card = replace(by_name("l40s"), measured=Measured(network=6.25e9, collectives=(Collective("send", 2, 16e9, 1.0),)))
+    constants = constants_of(card)
+    assert constants.nic_efficiency == pytest.approx(0.5)  # of 100 Gbit/s
+    assert constants.pcie_efficiency == pytest.approx(0.5)  # of 32 GB/s
+    assert constants.link_efficiency == NetworkConstants().link_efficiency
