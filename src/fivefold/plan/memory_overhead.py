@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fivefold.config.run import Run
-from fivefold.plan.software import UNFUSED, Software
+from fivefold.plan.software import Software
 
 GIB = 2**30
 
 GAPS = 1.10
-"""Reserved over allocated of the caching allocator with blocks of fixed size."""
+"""Reserved over allocated of the caching allocator with blocks of fixed size; fitted, with what DeepSpeed holds beside
+its formula (`software.STATES`), on nvidia-smi's figures of 2022. The other three are assumed."""
 EXPANDABLE = 1.04
 """The same with expandable segments, which our own runs ask for."""
 CONTEXT = 0.7 * GIB
 """CUDA's context, kernels and cuBLAS' workspaces."""
-COMMUNICATOR = {UNFUSED: 1.1 * GIB}
-"""NCCL's buffers of the groups along one axis; of 2022, whose stacks had two or three groups an axis, by generation."""
-COMMUNICATOR_NOW = 0.4 * GIB
-"""The same since then."""
+COMMUNICATOR = 0.4 * GIB
+"""NCCL's buffers of the groups along one axis, or of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,10 @@ def overhead_of(run: Run, software: Software) -> Overhead:
     parallel = run.parallel
     axes = {"tp": parallel.tp, "pp": parallel.pp, "cp": parallel.cp, "ep": parallel.ep, "dp": parallel.dp}
     groups = [axis for axis, degree in axes.items() if degree != "auto" and degree > 1]
-    each = COMMUNICATOR.get(software.generation, COMMUNICATOR_NOW)
     expandable = software.name == "fivefold"
     return Overhead(
         EXPANDABLE if expandable else GAPS,
-        CONTEXT + each * (len(groups) + bool(groups)),
+        CONTEXT + COMMUNICATOR * (len(groups) + bool(groups)),
         "the allocator's gaps" + (" with expandable segments" if expandable else ""),
         f"the context and the communicators of {', '.join(groups) or 'no group'}",
     )
