@@ -44,13 +44,13 @@ STATES: dict[str, StateBytes] = {
     "maxtext": StateBytes(0, 4, 12),
     "megatron": StateBytes(2, 4, 12),
     "megatron-16bit": StateBytes(2, 2, 12),
-    "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=1),
-    "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=3),
+    "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=1.5),
+    "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=3.5),
     "internevo": StateBytes(2, 2, 12),
 }
 """By software stack. FSDP keeps fp32 weights, gradients and two moments (MosaicML's PURE: all in bf16) and gathers what
 it computes with; Megatron keeps 16-bit weights and fp32 gradients beside fp32 master weights and moments (18 bytes);
-DeepSpeed of 2022 held about 1 byte a parameter above its formula, in bf16 also the 16-bit gradients beside the sum;
+DeepSpeed of 2022 held about 1.5 bytes a parameter above its formula, in bf16 also the 16-bit gradients beside the sum;
 InternEvo accumulates in 16 bits."""
 
 
