@@ -161,13 +161,16 @@ class LayerTimes:
         return [(1.0, overlap == "all", time.forward / 4)]
 
     def _distinct(self, communication: Communication) -> float:
-        """Of rows for several experts of a node only one crosses the network: the share that is left of them."""
+        """Of rows for several experts of a node only one crosses the network: the share that is left of them.
+
+        A router that is limited to some groups of experts reaches as large a part of the nodes at most.
+        """
         moe = self._run.model.moe
-        reach = max(self._cluster.domain, self._cluster.per_node)
-        nodes = self._run.parallel.ep / reach
+        nodes = self._run.parallel.ep / max(self._cluster.domain, self._cluster.per_node)
         if communication.axis != "ep" or moe is None or nodes <= 1:
             return 1.0
-        return nodes * (1 - (1 - 1 / nodes) ** moe.top_k) / moe.top_k
+        reached = max(1.0, nodes * moe.top_groups / moe.groups)
+        return reached * (1 - (1 - 1 / reached) ** moe.top_k) / moe.top_k
 
     def _gather(self, time: PassTime, work: Work, forward: float, backward: float) -> None:
         """With ZeRO 3 a layer's parameters are gathered before each use; with 2 and 3 its gradients are sent away."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from fivefold.errors import UserError
+
 UNFUSED, FLASH, COMPILED, ENGINE, LATEST = "unfused-2022", "flash-2023", "compiled-2024", "engine-2025", "engine-2026"
 GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, LATEST)
 """Kernels of 2022, whose attention writes its scores to memory; the first flash attention, eager, of 2023; compiled
@@ -86,5 +88,43 @@ class Software:
 
 
 def fivefold(zero: int = 1, pp: int = 1) -> Software:
-    """This project: `compiled` kernels; with ZeRO 2 and 3 and no pipeline each microbatch reduces."""
-    return Software("fivefold", COMPILED, STATES["fivefold"], reduces_each_microbatch=zero >= 2 and pp == 1)
+    """This project: compiled pointwise operations, cuDNN's attention, experts that do not wait for the host.
+
+    With ZeRO 2 and 3 and no pipeline each microbatch reduces. What it was measured at on H200s is in docs/speed.md.
+    """
+    return Software(
+        "fivefold",
+        LATEST,
+        STATES["fivefold"],
+        tp_overlap="backward",
+        fused_accumulation=True,
+        reduces_each_microbatch=zero >= 2 and pp == 1,
+    )
+
+
+STACKS: dict[str, Software] = {
+    "fivefold": fivefold(),
+    "megatron-2022": Software("megatron", UNFUSED, STATES["megatron"], tp_overlap="backward", fused_accumulation=True),
+    "deepspeed-2022": Software(
+        "deepspeed-2022-bf16",
+        UNFUSED,
+        STATES["deepspeed-2022-bf16"],
+        sequence_parallel=False,
+        overlaps_gradients=False,
+        whole_transfers=True,
+    ),
+    "fsdp-2023": Software("fsdp1", FLASH, STATES["fsdp1"], sequence_parallel=False, reduces_each_microbatch=True),
+    "torchtitan-2024": Software("fsdp2", COMPILED, STATES["fsdp2"], reduces_each_microbatch=True),
+    "megatron-2025": Software("megatron", ENGINE, STATES["megatron"], tp_overlap="all", fused_accumulation=True),
+    "megatron-2026": Software(
+        "megatron", LATEST, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_overlap=True
+    ),
+}
+"""Whole stacks by name, to ask what a run would have taken with the software of its time."""
+
+
+def stack(name: str) -> Software:
+    """A stack by its name. Raises UserError if there is none of it."""
+    if name not in STACKS:
+        raise UserError(f"there is no software called {name}; known are {', '.join(STACKS)}")
+    return STACKS[name]

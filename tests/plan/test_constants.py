@@ -1,0 +1,47 @@
+"""The one table of fitted numbers stays small, and no number in it belongs to a row, a source or a model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fivefold.plan.constants import FAMILY_LIMIT, FILE, FITTED_FAMILIES, GENERATION_LIMIT, constants
+from fivefold.plan.fit import PRIORS
+from fivefold.plan.software import GENERATIONS
+
+TABLE = json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def test_a_family_has_at_most_five_constants_and_a_generation_at_most_six() -> None:
+    assert (FAMILY_LIMIT, GENERATION_LIMIT) == (5, 6)
+    assert set(TABLE) == {"families", "generations"}
+    assert all(len(values) <= FAMILY_LIMIT for values in TABLE["families"].values())
+    assert all(len(values) <= GENERATION_LIMIT for values in TABLE["generations"].values())
+
+
+def test_there_are_three_families_and_five_generations() -> None:
+    assert tuple(TABLE["families"]) == FITTED_FAMILIES
+    assert tuple(TABLE["generations"]) == GENERATIONS
+    assert len(GENERATIONS) <= 5
+
+
+def test_every_constant_is_a_plain_number_with_a_prior() -> None:
+    for kind, named in TABLE.items():
+        for name, values in named.items():
+            assert set(values) == set(PRIORS[kind][name])
+            assert all(isinstance(value, float) for value in values.values())
+
+
+def test_shares_of_a_datasheet_lie_between_nothing_and_all_of_it() -> None:
+    for family in constants().families.values():
+        assert all(0 < share < 1 for share in (family.matmul, family.bandwidth, family.link, family.nic))
+    for generation in constants().generations.values():
+        assert 0 < generation.overlap < 1
+        assert all(0 < share < 1 for share in generation.attention.values())
+
+
+@pytest.mark.parametrize(("family", "nearest"), [("Blackwell", "H100"), ("others", "H100"), ("A100", "A100")])
+def test_attention_on_a_family_without_a_figure_is_that_of_the_nearest(family: str, nearest: str) -> None:
+    generation = constants().generations["flash-2023"]
+    assert generation.attention_of(family) == generation.attention[nearest]

@@ -1,0 +1,189 @@
+"""The time of a step: published runs of presets come out near, and what should make it longer does."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from fivefold.config.models import preset_fields
+from fivefold.config.run import Batch, Data, Model, Parallel, Precision, Recompute, Run
+from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_name
+from fivefold.pipeline.named import make_schedule, placement_of
+from fivefold.pipeline.simulate import simulate
+from fivefold.pipeline.times import Times
+from fivefold.plan.cluster import Cluster, cluster
+from fivefold.plan.pipeline_time import pipeline_seconds
+from fivefold.plan.software import STACKS, Software, stack
+from fivefold.plan.time import StepTime, step_time
+
+
+def step(
+    preset: str,
+    machines: Cluster,
+    software: Software | None = None,
+    seq_len: int = 8192,
+    batch: int = 64,
+    micro: int = 1,
+    recompute: Any = "none",
+    linear: Any = "auto",
+    model: dict[str, Any] | None = None,
+    **parallel: Any,
+) -> StepTime:
+    run = Run(
+        name="timed",
+        steps=1,
+        model=Model.model_validate(dict(preset_fields(preset).value) | (model or {})),
+        data=Data(train=[], seq_len=seq_len),
+        batch=Batch(global_size=batch, micro_size=micro),
+        parallel=Parallel(**parallel),
+        recompute=Recompute(mode=recompute),
+        precision=Precision(linear=linear),
+    )
+    return step_time(run, machines, software)
+
+
+def gpus(name: str, count: int, nic_gbit_s: float | None = None) -> Cluster:
+    return cluster(by_name(name), count, nic_gbit_s=nic_gbit_s)
+
+
+def test_bloom_takes_what_its_authors_measured_with_the_software_of_its_time() -> None:
+    split = [5, *[6] * 10, 5]
+    found = step(
+        "bloom-176b", gpus("A100-SXM-80GB", 384, 50), stack("deepspeed-2022"), 2048, 2048, 2, "full",
+        tp=4, pp=12, dp=8, zero=1, layers_per_stage=split,
+    )  # fmt: skip
+    assert found.seconds == pytest.approx(104.7, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "cp", "dp", "batch", "tflops"), [(8192, 1, 128, 2048, 400), (131072, 16, 8, 128, 380)]
+)
+def test_llama_405b_reaches_what_its_authors_measured_at_both_lengths(
+    seq_len: int, cp: int, dp: int, batch: int, tflops: float
+) -> None:
+    split = [0, *[1] * 126, 0]
+    found = step(
+        "llama-3-405b", gpus("h100", 16384, 400), None, seq_len, batch,
+        tp=8, pp=16, cp=cp, dp=dp, zero=2, schedule="interleaved", chunks=8, layers_per_stage=split,
+    )  # fmt: skip
+    assert found.mfu * 989 == pytest.approx(tflops, rel=0.15)
+
+
+def test_deepseek_v3_takes_the_gpu_hours_of_its_report_with_the_exchange_beside_computation() -> None:
+    found = step(
+        "deepseek-v3", gpus("h800", 2048, 400), stack("megatron-2026"), 4096, 15360, linear="fp8-block",
+        tp=1, pp=16, dp=128, ep=64, zero=1, schedule="dualpipe-v", chunks=2,
+    )  # fmt: skip
+    hours = 14.8e12 / found.tokens_per_s * 2048 / 3600
+    assert hours == pytest.approx(2.664e6, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("layout", "measured"),
+    [
+        ({"dp": 1, "zero": 1}, 19252),
+        ({"dp": 2, "zero": 2}, 18244),
+        ({"dp": 2, "zero": 3}, 17705),
+        ({"dp": 1, "tp": 2}, 18269),
+    ],
+)
+def test_our_own_speed_on_h200s_is_predicted_without_having_been_fitted(
+    layout: dict[str, int], measured: float
+) -> None:
+    ranks = layout["dp"] * layout.get("tp", 1)
+    micro = layout.get("tp", 1)
+    found = step(
+        "llama-3-8b", gpus("h200", ranks), None, 8192, layout["dp"] * micro, micro,
+        model={"layers": 16, "vocab": 128256}, **layout,
+    )  # fmt: skip
+    assert found.tokens_per_s / ranks == pytest.approx(measured, rel=0.1)
+
+
+def test_the_parts_sum_to_the_step_and_the_shares_lie_inside_it() -> None:
+    found = step("llama-3-70b", gpus("h100", 64), tp=4, pp=4, dp=4, chunks=2, schedule="interleaved")
+    assert sum(found.parts.values()) == pytest.approx(found.seconds)
+    assert 0 < found.exposed <= found.communication < 1
+    assert 0 < found.bubble < 1
+    assert found.tokens_per_s == pytest.approx(64 * 8192 / found.seconds)
+
+
+def test_full_recompute_costs_about_a_forward() -> None:
+    plain, again = (step("llama-3-8b", gpus("h100", 8), dp=8, zero=2, recompute=mode) for mode in ("none", "full"))
+    assert 1.25 < again.seconds / plain.seconds < 1.4
+
+
+def test_products_in_fp8_are_faster_and_not_twice_as_fast() -> None:
+    wide, narrow = (step("llama-3-70b", gpus("h100", 64), tp=8, dp=8, linear=each) for each in ("auto", "fp8-tensor"))
+    assert 1.1 < wide.seconds / narrow.seconds < 2
+
+
+def test_more_microbatches_make_the_bubble_smaller() -> None:
+    few, many = (step("llama-3-70b", gpus("h100", 64), tp=4, pp=8, dp=2, batch=batch) for batch in (16, 256))
+    assert few.bubble > 3 * many.bubble
+
+
+def test_tensor_parallelism_across_nodes_is_slower_than_inside() -> None:
+    inside = step("llama-3-70b", gpus("h100", 64, 100), tp=8, dp=8)
+    across = step("llama-3-70b", gpus("h100", 64, 100), tp=16, dp=4, model={"kv_heads": 16})
+    assert across.seconds > 1.5 * inside.seconds
+
+
+def test_a_slow_network_costs_zero_3_more_than_zero_1() -> None:
+    slow = gpus("h100", 64, 25)
+    once, always = (step("llama-3-8b", slow, dp=64, zero=zero, batch=512) for zero in (1, 3))
+    assert always.seconds > 1.3 * once.seconds
+
+
+def test_tokens_for_experts_of_other_nodes_cross_a_slow_network_slowly() -> None:
+    fast, slow = (step("qwen3-30b-a3b", gpus("h100", 32, nic), dp=32, ep=32, seq_len=4096) for nic in (400, 50))
+    assert slow.parts["ep"] > 3 * fast.parts["ep"]
+
+
+def test_heads_that_8_does_not_divide_slow_unfused_attention_alone() -> None:
+    def seconds(heads: int, software: str) -> float:
+        model = {"heads": heads, "head_dim": 14336 // 112}
+        return step(
+            "bloom-176b", gpus("A100-SXM-80GB", 384, 50), STACKS[software], 2048, 2048, 2, "full", model=model,
+            tp=4, pp=12, dp=8, layers_per_stage=[5, *[6] * 10, 5],
+        ).seconds  # fmt: skip
+
+    unfused, fused = (seconds(104, name) / seconds(96, name) for name in ("deepspeed-2022", "fsdp-2023"))
+    assert unfused > fused + 0.04
+
+
+@pytest.mark.parametrize("microbatches", [8, 13, 40])
+@pytest.mark.parametrize(
+    ("name", "chunks", "within"),
+    [("1f1b", 1, 1e-9), ("interleaved", 2, 0.02), ("interleaved", 4, 0.03), ("zb-h1", 1, 1e-9), ("zb-h2", 1, 1e-9)],
+)
+def test_the_pipeline_takes_what_the_simulator_says(name: str, chunks: int, within: float, microbatches: int) -> None:
+    placement = placement_of(name, 4, chunks)
+    stages = [(1.0, 1.1, 0.9)] * len(placement)
+    forward, input, weight = zip(*stages, strict=True)
+    schedule = make_schedule(name, 4, microbatches, chunks)
+    exact = simulate(schedule, Times(forward, input, weight)).makespan
+    assert pipeline_seconds(name, placement, microbatches, stages) == pytest.approx(exact, rel=within)
+
+
+def test_a_slow_last_stage_holds_the_pipeline_up_once_a_microbatch() -> None:
+    stages = [(1.0, 1.0, 1.0)] * 3 + [(2.0, 2.0, 2.0)]
+    assert pipeline_seconds("1f1b", (0, 1, 2, 3), 10, stages) == pytest.approx(3 * 3 + 6 + 9 * 6)
+
+
+def test_a_format_that_the_accelerator_lacks_is_refused() -> None:
+    with pytest.raises(UserError, match="A100-SXM-80GB has no products in fp8"):
+        step("llama-3-8b", gpus("A100-SXM-80GB", 8), dp=8, linear="fp8-block")
+    with pytest.raises(UserError, match="no software called"):
+        stack("megatron-1999")
+
+
+def test_a_prediction_takes_a_few_milliseconds() -> None:
+    machines = gpus("h100", 1024)
+    step("llama-3-405b", machines, tp=8, pp=16, dp=8, batch=1024)
+    start = perf_counter()
+    for micro in (1, 2, 4):
+        step("llama-3-405b", machines, tp=8, pp=16, dp=8, batch=1024, micro=micro)
+    assert perf_counter() - start < 0.5

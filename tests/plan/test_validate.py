@@ -1,0 +1,123 @@
+"""The planner against the published runs that ship with it: bounds, so that it cannot rot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fivefold.errors import UserError
+from fivefold.plan.published import SHIPPED, read_rows
+from fivefold.plan.validate import MOE, OTHER, STEP_TIME, Errors, Prediction, Validation, validate
+
+
+@pytest.fixture(scope="module")
+def found() -> Validation:
+    return validate()
+
+
+def at_most(error: float | None, bound: float) -> bool:
+    return error is not None and error <= bound
+
+
+def test_step_times_of_dense_rows_that_say_everything_are_within_7_percent(found: Validation) -> None:
+    errors = found.step_time(STEP_TIME)
+    assert errors.rows == 242
+    assert at_most(errors.mean_abs_error, 0.055)
+    assert at_most(errors.p90_abs_error, 0.125)
+
+
+def test_no_source_of_dense_rows_is_far_off(found: Validation) -> None:
+    means = {name: each.mean_abs_error for name, each in found.step_time(STEP_TIME).by_source.items()}
+    assert max(mean for mean in means.values() if mean is not None) <= 0.13
+
+
+def test_rows_with_experts_are_within_25_percent(found: Validation) -> None:
+    errors = found.step_time(MOE)
+    assert errors.rows == 29
+    assert at_most(errors.mean_abs_error, 0.22)
+
+
+def test_rows_that_leave_something_unsaid_are_near_with_the_defaults(found: Validation) -> None:
+    errors = found.step_time(OTHER)
+    assert errors.rows == 71
+    assert at_most(errors.mean_abs_error, 0.08)
+
+
+def test_peak_memory_is_within_6_percent(found: Validation) -> None:
+    errors = found.memory()
+    assert errors.rows >= 80
+    assert at_most(errors.mean_abs_error, 0.05)
+    assert at_most(errors.p90_abs_error, 0.10)
+
+
+def test_runs_that_ran_out_of_memory_are_recognized_and_those_that_fitted_accepted(found: Validation) -> None:
+    oom = found.oom()
+    assert oom["recognized"] == oom["of"] == 2
+    assert oom["wrongly_refused"] <= 0.02 * oom["fitting"]
+    assert oom["fitting"] >= 250
+
+
+def test_inside_a_sweep_the_faster_run_is_found(found: Validation) -> None:
+    order = found.ordering()
+    assert order["of"] > 600
+    assert order["right"] >= 0.92 * order["of"]
+
+
+def test_the_report_has_the_documented_keys_and_lists_every_row(found: Validation) -> None:
+    report = json.loads(json.dumps(found.json()))
+    for key in ("step_time", "step_time_moe", "step_time_other", "memory"):
+        assert {"mean_abs_error", "p90_abs_error", "rows", "by_source"} <= set(report[key])
+    assert set(report["oom"]) == {"recognized", "of", "wrongly_refused", "fitting"}
+    assert set(report["ordering"]) == {"right", "of"}
+    assert len(report["predictions"]) == len(read_rows())
+    assert all({"id", "source", "predicted", "measured", "doubtful"} <= set(each) for each in report["predictions"])
+    text = "\n".join(found.lines())
+    assert "in total" in text
+    assert "doubtful, not counted" in text
+
+
+def test_doubtful_rows_count_nowhere(found: Validation) -> None:
+    sure = Validation(tuple(each for each in found.predictions if not each.row.doubtful))
+    assert sure.json() | {"predictions": []} == found.json() | {"predictions": []}
+
+
+def test_the_90th_percentile_is_an_error_that_nine_in_ten_do_not_exceed() -> None:
+    errors = Errors.of([("a", error / 100) for error in (-10, 9, -8, 7, 6, 5, 4, 3, 2, 1)])
+    assert errors.p90_abs_error == 0.09
+    assert errors.mean_abs_error == pytest.approx(0.055)
+
+
+def test_a_pair_counts_as_ordered_only_if_its_speeds_differ_enough(found: Validation) -> None:
+    one = next(each for each in found.predictions if each.row.id.startswith("internevo-7b-tp1-z8-8"))
+
+    def predicted(measured: float, seconds: float) -> Prediction:
+        return replace(one, row=replace(one.row, seconds=measured), seconds=seconds)
+
+    near, right, wrong = predicted(1.05, 2.0), predicted(1.2, 1.1), predicted(1.2, 0.9)
+    base = predicted(1.0, 1.0)
+    assert Validation((base, near)).ordering() == {"right": 0, "of": 0}
+    assert Validation((base, right)).ordering() == {"right": 1, "of": 1}
+    assert Validation((base, wrong)).ordering() == {"right": 0, "of": 1}
+
+
+def test_a_source_is_predicted_by_a_fit_that_has_not_seen_it_and_worse_than_by_the_shipped_one(tmp_path: Path) -> None:
+    shipped = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    rows = [row for row in shipped if "a100_80gb" in row["id"] or "internevo-7b-flops" in row["id"]][::3]
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps(rows))
+    left_out = validate(file, leave_one_out=True).left_out
+    assert left_out is not None
+    assert left_out.rows == len(rows)
+    assert len(left_out.by_source) == 2
+    assert at_most(left_out.mean_abs_error, 0.2)
+    assert not at_most(left_out.mean_abs_error, 0.055)
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text("[]")
+    with pytest.raises(UserError, match="no rows"):
+        validate(file)
