@@ -52,7 +52,8 @@ def assert_is_torchs(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer,
     for kind, value in expected.items():
         assert found[kind].dtype == value.dtype
         scale = value.double().abs().max().item()
-        torch.testing.assert_close(found[kind].to(value.device), value, rtol=tolerance, atol=tolerance * scale, msg=kind)
+        there = found[kind].to(value.device)
+        torch.testing.assert_close(there, value, rtol=tolerance, atol=tolerance * scale, msg=kind)
 
 
 def opened(
