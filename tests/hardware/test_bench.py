@@ -99,7 +99,10 @@ def test_a_product_counts_each_product_and_sum() -> None:
 
 def test_an_fp8_product_is_the_product() -> None:
     left, right = torch.randn(32, 64), torch.randn(48, 64)
-    found = bench_compute._fp8_product(left, right)()
+    try:
+        found = bench_compute._fp8_product(left, right)()
+    except NotImplementedError:
+        pytest.skip("this build of torch multiplies in fp8 on a GPU only")
     wanted = left.to(torch.float8_e4m3fn).float() @ right.to(torch.float8_e4m3fn).float().t()
     assert torch.allclose(found.float(), wanted, rtol=1e-2, atol=1e-1)
 

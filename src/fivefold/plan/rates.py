@@ -7,13 +7,14 @@ torch.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, sqrt
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.plan.constants import Constants
+from fivefold.plan.measured_rates import family_as_measured, measured_attention
 from fivefold.plan.software import UNFUSED, Software
 from fivefold.plan.work import Operation, Shape
 
@@ -34,10 +35,13 @@ class Rates:
     """Seconds of operations."""
 
     def __init__(self, run: Run, accelerator: Accelerator, software: Software, constants: Constants) -> None:
-        family, generation = constants.family(accelerator.family), constants.generations[software.generation]
-        self.family, self.generation = family, generation
-        compute = {"fp64": "fp32", "fp16": "bf16"}.get(run.precision.compute, run.precision.compute)
+        generation = constants.generations[software.generation]
+        compute = {"fp64": "fp32"}.get(run.precision.compute, run.precision.compute)
         self._peak = accelerator.peak_of(compute) * _clock(accelerator)
+        self._sms = MULTIPROCESSORS.get(accelerator.family, 132)
+        fitted = constants.family(accelerator.family)
+        family = family_as_measured(fitted, accelerator, compute, partial(self._ideal, fitted.depth))
+        self.family, self.generation = family, generation
         self._wide = self._peak * family.matmul
         self._narrow = self._wide
         self._width, self._narrow_width = 2, 2
@@ -49,7 +53,8 @@ class Rates:
         self._attention = self._peak * generation.attention_of(accelerator.family)
         self._scores = self.bandwidth * generation.attention_of(accelerator.family)
         self._unfused = software.generation == UNFUSED
-        self._sms = MULTIPROCESSORS.get(accelerator.family, 132)
+        if software.name == "fivefold":
+            self._attention = measured_attention(accelerator, FLASH_BACKWARD) or self._attention
         self._odd = generation.odd_heads if self._unfused and _odd_heads(run) else 1.0
 
     def forward(self, operation: Operation) -> float:
@@ -93,6 +98,10 @@ class Rates:
         if linear and width < 2:
             seconds += self.moving(2.5 * m * k * count)
         return seconds + self.generation.launch
+
+    def _ideal(self, depth: float, m: float, n: float, k: float) -> float:
+        """FLOP/s of a product if large ones reached the peak."""
+        return self._peak * filled(m, n, 1.0, self._sms) * k / (k + depth)
 
     def _attention_seconds(self, operation: Operation, backward: float) -> float:
         if self._unfused:
