@@ -116,6 +116,24 @@ def test_a_source_is_predicted_by_a_fit_that_has_not_seen_it_and_worse_than_by_t
     assert not at_most(left_out.mean_abs_error, 0.055)
 
 
+def test_a_row_of_which_nothing_can_be_said_is_listed_and_the_others_are_predicted(tmp_path: Path) -> None:
+    shipped = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    good, unknown, narrow, short = (json.loads(json.dumps(shipped[0])) for _ in range(4))
+    unknown["hardware"]["gpu"] = "H10O-SXM"
+    narrow["layout"]["precision"] = "fp8"
+    del short["model"]["hidden"]
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([good, unknown, narrow, short]))
+    found = validate(file)
+    assert len(found.predictions) == 1
+    whys = [each["why"] for each in found.json()["unread"]]
+    assert ["H100" in whys[0], "hidden" in whys[1], "no products in fp8" in whys[2]] == [True] * 3
+    assert "no products in fp8" in found.lines()[-1]
+    file.write_text(json.dumps([unknown]))
+    with pytest.raises(UserError, match="H100"):
+        validate(file)
+
+
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "runs.json"
     file.write_text("[]")

@@ -87,30 +87,51 @@ class Row:
         return self.run.model.moe is None
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A row of which nothing can be said."""
+
+    id: str
+    why: str
+
+
 def read_rows(file: str | Path | None = None) -> list[Row]:
     """The rows of `file`, by default of the shipped one.
 
     Raises UserError if it cannot be read, is no list of rows, or if a row lacks what the schema requires.
     """
+    rows, unread = readable_rows(file)
+    if unread:
+        raise UserError(f"{file or SHIPPED}, row {unread[0].id}: {unread[0].why}")
+    return rows
+
+
+def readable_rows(file: str | Path | None = None) -> tuple[list[Row], list[Unread]]:
+    """The rows of `file`, and those that lack what the schema requires or name an unknown accelerator.
+
+    Raises UserError if the file cannot be read, or is no list of rows.
+    """
     path = SHIPPED if file is None else Path(file)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}") from error
-    if not isinstance(rows, list):
-        raise UserError(f"{path} holds a {type(rows).__name__}, and no list of published runs")
-    return [_checked(path, number, row) for number, row in enumerate(rows)]
-
-
-def _checked(path: Path, number: int, row: Any) -> Row:
-    name = row.get("id", number) if isinstance(row, Mapping) else number
-    try:
-        return row_of(row)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path}, row {name}: {missing}; the schema is that of published_runs.json") from error
+    if not isinstance(found, list):
+        raise UserError(f"{path} holds a {type(found).__name__}, and no list of published runs")
+    rows: list[Row] = []
+    unread: list[Unread] = []
+    for number, row in enumerate(found):
+        name = str(row.get("id", number)) if isinstance(row, Mapping) else str(number)
+        try:
+            rows.append(row_of(row))
+        except UserError as error:
+            unread.append(Unread(name, str(error)))
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            unread.append(Unread(name, f"{missing}; the schema is that of published_runs.json"))
+    return rows, unread
 
 
 def row_of(row: Mapping[str, Any]) -> Row:

@@ -20,7 +20,7 @@ from fivefold.config.run import Recompute
 from fivefold.errors import UserError
 from fivefold.plan.constants import Constants, constants
 from fivefold.plan.memory import GIB, memory
-from fivefold.plan.published import Row, read_rows
+from fivefold.plan.published import Row, Unread, readable_rows
 from fivefold.plan.table import table_lines
 from fivefold.plan.time import step_time
 
@@ -142,6 +142,8 @@ class Validation:
     predictions: tuple[Prediction, ...]
     left_out: Errors | None = None
     """Errors of bounded rows whose source was left out of the fit, where another has that accelerator and precision."""
+    unread: tuple[Unread, ...] = ()
+    """Rows of which nothing can be said: an unknown accelerator, a schedule that cannot run, a size that is missing."""
 
     def step_time(self, kind: str) -> Errors:
         """The errors of one class of step times."""
@@ -190,6 +192,7 @@ class Validation:
         found |= {"memory": self.memory().json(), "oom": self.oom(), "ordering": self.ordering()}
         if self.left_out is not None:
             found["leave_one_out"] = self.left_out.json()
+        found["unread"] = [{"id": each.id, "why": each.why} for each in self.unread]
         return found | {"predictions": [each.json() for each in self.predictions]}
 
     def lines(self) -> list[str]:
@@ -210,6 +213,7 @@ class Validation:
         if doubtful:
             rows = [(each.row.id, _percent(each.error), _percent(each.memory_error)) for each in doubtful]
             lines += ["", *table_lines([("doubtful, not counted", "time", "memory"), *rows])]
+        lines += [f"not read: row {each.id}: {each.why}" for each in self.unread]
         return lines
 
 
@@ -221,13 +225,19 @@ def validate(
 ) -> Validation:
     """The planner against the rows of `file`, by default of those that ship with it.
 
-    Raises UserError if the file cannot be read or holds no rows of the schema.
+    Rows of which nothing can be said are listed. Raises UserError if the file cannot be read, or if no row can.
     """
-    rows = read_rows(file)
-    if not rows:
-        raise UserError(f"{file} has no rows")
-    predictions = tuple(predicted(row, table or constants()) for row in rows)
-    return Validation(predictions, _left_out(predictions, say) if leave_one_out else None)
+    rows, unread = readable_rows(file)
+    predictions = []
+    for row in rows:
+        try:
+            predictions.append(predicted(row, table or constants()))
+        except UserError as error:
+            unread.append(Unread(row.id, str(error)))
+    if not predictions:
+        raise UserError(f"{file} has no rows" if not unread else f"{file}, row {unread[0].id}: {unread[0].why}")
+    left_out = _left_out(predictions, say) if leave_one_out else None
+    return Validation(tuple(predictions), left_out, tuple(unread))
 
 
 def predicted(row: Row, table: Constants) -> Prediction:
