@@ -37,7 +37,7 @@ PRIORS: Table = {
             "narrow": 0.5,
         },
         "compiled-2024": {
-            "attention_A100": 0.5, "attention_H100": 0.4, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
+            "attention_A100": 0.5, "attention_H100": 0.3, "pointwise": 1.0, "launch": 5e-6, "overlap": 0.7,
             "narrow": 0.5,
         },
         "engine-2025": {
