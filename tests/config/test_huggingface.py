@@ -316,6 +316,30 @@ def test_a_deepseek_that_computes_something_else_is_refused(change, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        (DEEPSEEK, {"routed_scaling_factor": None}, "routed_scaling_factor is None, not a number"),
+        (DEEPSEEK, {"routed_scaling_factor": "2.5"}, "routed_scaling_factor is '2.5', not a number"),
+        (DEEPSEEK, {"norm_topk_prob": "false"}, "norm_topk_prob is 'false', not true or false"),
+        (QWEN3_MOE, {"norm_topk_prob": "false"}, "norm_topk_prob is 'false', not true or false"),
+        (QWEN3_MOE, {"mlp_only_layers": 1}, "mlp_only_layers is 1, not a list of whole numbers"),
+        (QWEN3_MOE, {"mlp_only_layers": [0, "1"]}, "mlp_only_layers is [0, '1'], not a list of whole numbers"),
+        (LLAMA, {"attention_bias": "false", "mlp_bias": "false"}, "attention_bias is 'false', not true or false"),
+        (LLAMA, {"layer_types": [["full_attention"]]}, "layer_types [['full_attention']]"),
+        (LLAMA, {"architectures": 3}, "architectures 3"),
+        (LLAMA, {"rope_theta": [1e4]}, "rope_theta is no number: [10000.0] in config.json"),
+        (LLAMA, {"rope_theta": "big"}, "rope_theta is no number: 'big' in config.json"),
+        (LLAMA, {"rope_scaling": {"type": ["yarn"]}}, "rope type \"['yarn']\""),
+        (LLAMA, {"rope_scaling": {"type": "linear", "factor": True}}, "rope settings that are no numbers: factor True"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_name(config, change, said):
+    with pytest.raises(UserError) as refused:
+        model_fields(config | change)
+    assert said in str(refused.value)
+
+
 def test_everything_unsupported_is_listed_at_once():
     with pytest.raises(UserError) as refused:
         model_fields(LLAMA | {"hidden_act": "relu", "attention_dropout": 0.5, "rope_scaling": {"type": "ntk"}})

@@ -6,7 +6,7 @@ one kind of quantization that is known: `fp8_blocks` gives their size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fivefold.errors import UserError
@@ -48,6 +48,25 @@ def missing(config: Config, keys: tuple[str, ...]) -> Iterator[str]:
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield f"{key} is {value!r}, not a positive whole number"
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number of JSON, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "a number": is_number,
+    "true or false": lambda value: isinstance(value, bool),
+    "a list of whole numbers": lambda value: isinstance(value, list) and all(type(each) is int for each in value),
+}
+
+
+def wrong_kinds(values: Config, kinds: dict[str, str]) -> Iterator[str]:
+    """What to say of each value that is not of its kind, of `KINDS`; by key."""
+    for key, kind in kinds.items():
+        if not KINDS[kind](values[key]):
+            yield f"{key} is {values[key]!r}, not {kind}"
 
 
 def not_neutral(config: Config, *more: str) -> Iterator[str]:
@@ -107,9 +126,10 @@ def fp8_blocks(config: Config) -> tuple[int, int] | None:
 
 def _neutral(key: str, value: Any) -> bool:
     if key == "layer_types":
-        return not value or set(value) == {"full_attention"}
+        return not value or (isinstance(value, list) and all(each == "full_attention" for each in value))
     if key == "architectures":
-        return not value or all(str(name).endswith(("ForCausalLM", "Model")) for name in value)
+        names = value if isinstance(value, list) else [value]
+        return not value or all(str(name).endswith(("ForCausalLM", "Model")) for name in names)
     if key == "quantization_config":
         return not value or fp8_blocks({key: value}) is not None
     return not value

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.config.huggingface_checks import Config, given, missing, not_neutral, not_one, refuse, unsayable
+from fivefold.config.huggingface_checks import (
+    Config,
+    given,
+    missing,
+    not_neutral,
+    not_one,
+    refuse,
+    unsayable,
+    wrong_kinds,
+)
 from fivefold.config.huggingface_rope import hf_rope, latent_rope_fields
 from fivefold.config.run import Model
 
@@ -62,6 +71,7 @@ def read_deepseek(config: Config) -> dict[str, Any]:
         *not_neutral(config, "attention_bias", "sliding_window"),
         *not_one(config, _ONE_VALUE),
         *_wrong_counts(config),
+        *wrong_kinds(config, {"routed_scaling_factor": "a number", "norm_topk_prob": "true or false"}),
     ]
     rope = latent_rope_fields(config, config["max_position_embeddings"], problems)
     activation = given(config.get("hidden_act"), "silu")
@@ -164,7 +174,7 @@ def _experts(config: Config) -> dict[str, Any]:
         "shared": given(config["n_shared_experts"], 0),
         "dense_layers": config["first_k_dense_replace"],
         "scores": "sigmoid",
-        "normalize": bool(config["norm_topk_prob"]),
+        "normalize": config["norm_topk_prob"],
         "scale": float(config["routed_scaling_factor"]),
         "groups": config["n_group"],
         "top_groups": config["topk_group"],

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.config.huggingface_checks import Config, given, missing, not_neutral, not_one, refuse, unsayable
+from fivefold.config.huggingface_checks import (
+    Config,
+    given,
+    missing,
+    not_neutral,
+    not_one,
+    refuse,
+    unsayable,
+    wrong_kinds,
+)
 from fivefold.config.huggingface_rope import hf_rope, rope_fields
 from fivefold.config.run import Experts, Model
 
@@ -17,11 +26,16 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 
 def read_llama(config: Config) -> dict[str, Any]:
     """The model fields of a config.json of type llama. Raises UserError with all that cannot be represented."""
-    problems = [*missing(config, _SIZES), *not_neutral(config, "sliding_window")]
-    attention_bias, mlp_bias = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
-    if attention_bias != mlp_bias:
-        problems.append(f"attention_bias {attention_bias} with mlp_bias {mlp_bias}: a block has biases or has none")
-    return _fields(config, problems, context=2048) | {"bias": attention_bias}
+    biases = {key: given(config.get(key), False) for key in ("attention_bias", "mlp_bias")}
+    problems = [
+        *missing(config, _SIZES),
+        *not_neutral(config, "sliding_window"),
+        *wrong_kinds(biases, dict.fromkeys(biases, "true or false")),
+    ]
+    if biases["attention_bias"] != biases["mlp_bias"]:
+        words = " with ".join(f"{key} {value}" for key, value in biases.items())
+        problems.append(f"{words}: a block has biases or has none")
+    return _fields(config, problems, context=2048) | {"bias": biases["attention_bias"]}
 
 
 def read_mistral(config: Config) -> dict[str, Any]:
@@ -66,8 +80,11 @@ def read_qwen3_moe(config: Config) -> dict[str, Any]:
         *not_neutral(config, "attention_bias", "use_sliding_window", "shared_expert_intermediate_size"),
         *not_one(config, {"decoder_sparse_step": (1, "every layer after the leading dense ones has experts")}),
     ]
-    dense = given(config.get("mlp_only_layers"), [])
-    if sorted(dense) != list(range(len(dense))):
+    dense, normalize = given(config.get("mlp_only_layers"), []), given(config.get("norm_topk_prob"), False)
+    kinds = {"mlp_only_layers": "a list of whole numbers", "norm_topk_prob": "true or false"}
+    if wrong := list(wrong_kinds({"mlp_only_layers": dense, "norm_topk_prob": normalize}, kinds)):
+        problems += wrong
+    elif sorted(dense) != list(range(len(dense))):
         problems.append(f"mlp_only_layers {dense}: only the leading layers can be dense")
     elif dense and len(dense) == config.get("num_hidden_layers"):
         problems.append(f"mlp_only_layers {dense}: no layer has experts, which is a qwen3")
@@ -77,7 +94,7 @@ def read_qwen3_moe(config: Config) -> dict[str, Any]:
         "top_k": config["num_experts_per_tok"],
         "ffn": config["moe_intermediate_size"],
         "dense_layers": len(dense),
-        "normalize": bool(given(config.get("norm_topk_prob"), False)),
+        "normalize": normalize,
     }
     return fields | {"qk_norm": True, "moe": moe}
 

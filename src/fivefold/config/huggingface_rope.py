@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fivefold.config.huggingface_checks import is_number
 from fivefold.config.run import Model, RopeScaling
 
 _KEYS = {
@@ -103,7 +104,7 @@ def _original(scaling: RopeScaling, model: Model) -> int:
 
 
 def _kind(key: str, table: dict[str, Any], problems: list[str]) -> str | None:
-    named = {table[name] for name in ("rope_type", "type") if table.get(name) is not None}
+    named = {str(table[name]) for name in ("rope_type", "type") if table.get(name) is not None}
     if len(named) > 1:
         problems.append(f"{key} has rope_type {table['rope_type']!r} and type {table['type']!r}")
         return None
@@ -121,6 +122,9 @@ def _tables(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _one_theta(config: dict[str, Any], tables: dict[str, dict[str, Any]], problems: list[str], default: float) -> float:
     places = {"config.json": config} | tables
     found = {place: table["rope_theta"] for place, table in places.items() if table.get("rope_theta") is not None}
+    if wrong := [f"{theta!r} in {place}" for place, theta in found.items() if not is_number(theta)]:
+        problems.append(f"rope_theta is no number: {', '.join(wrong)}")
+        return default
     if len(set(found.values())) > 1:
         problems.append(f"rope_theta is {', '.join(f'{theta} in {place}' for place, theta in found.items())}")
     return float(next(iter(found.values()), default))
@@ -147,7 +151,7 @@ def _known(kind: str, settings: dict[str, Any], problems: list[str]) -> bool:
     unread = sorted(set(settings) - set(_KEYS[kind]))
     if unread:
         problems.append(f"rope type {kind!r} with {', '.join(f'{key} {settings[key]!r}' for key in unread)}")
-    wrong = [f"{key} {value!r}" for key, value in settings.items() if not isinstance(value, int | float)]
+    wrong = [f"{key} {value!r}" for key, value in settings.items() if not is_number(value) and key != "truncate"]
     if wrong:
         problems.append(f"rope settings that are no numbers: {', '.join(wrong)}")
     return not unread and not wrong
