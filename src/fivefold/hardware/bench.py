@@ -64,8 +64,10 @@ def bench(device: torch.device, budget: float | None = None) -> Findings:
 
 
 def ranks_a_node() -> int:
-    """Ranks of this machine, as the launcher says; all of them where it says nothing."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or dist.get_world_size())
+    """Ranks of each machine, as the launcher says; all of them where it says nothing, or not the same for each."""
+    world = dist.get_world_size()
+    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    return int(said) if said.isdigit() and int(said) and world % int(said) == 0 else world
 
 
 def entry_from(base: Accelerator, measured: Measured) -> tuple[Accelerator, list[str]]:

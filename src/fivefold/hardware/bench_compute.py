@@ -41,7 +41,7 @@ GPU_FP8_SHAPES = (GPU_SHAPES[0], GPU_SHAPES[2], GPU_SHAPES[4], GPU_SHAPES[5], GP
 CPU_SHAPES: tuple[Shape, ...] = ((256, 256, 256), (512, 512, 512), (256, 768, 256), (32, 512, 512))
 CPU_BF16_SHAPES: tuple[Shape, ...] = ((128, 128, 128),)
 FP8_FROM = (8, 9)
-"""The first compute capability whose tensor cores multiply in fp8."""
+"""The first compute capability of NVIDIA's whose tensor cores multiply in fp8; AMD's fp8 is another one."""
 
 ATTENTION_ON_GPU, ATTENTION_ON_CPU = (1, 32, 8192, 128), (1, 2, 256, 32)
 """Sequences, heads, tokens, channels of a head."""
@@ -62,7 +62,8 @@ def formats_of(device: torch.device) -> list[str]:
         return ["fp32", "bf16"]
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     formats = ["bf16" if native else "fp16", "fp32"]
-    return [*formats, "fp8"] if torch.cuda.get_device_capability(device) >= FP8_FROM else formats
+    fp8 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= FP8_FROM
+    return [*formats, "fp8"] if fp8 else formats
 
 
 def products(watch: Stopwatch) -> list[Product]:

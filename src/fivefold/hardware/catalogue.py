@@ -63,7 +63,7 @@ def by_name(name: str) -> Accelerator:
         return read_entry(Path(name).expanduser())
     found = _by_key().get(_key(name))
     if found is None:
-        near = get_close_matches(_key(name), _by_key(), n=3, cutoff=0.6)
+        near = get_close_matches(_key(name), _by_key(), n=3, cutoff=0.5)
         meant = list(dict.fromkeys(_by_key()[each].name for each in near))
         suggestion = f"did you mean {' or '.join(meant)}? " if meant else ""
         raise UserError(
@@ -74,7 +74,12 @@ def by_name(name: str) -> Accelerator:
 
 
 def by_driver_name(name: str) -> Accelerator | None:
-    """The accelerator that the driver calls `name`, such as "NVIDIA H200"; None if the catalogue lacks it."""
+    """The accelerator that the driver calls `name`, such as "NVIDIA H200"; None if the catalogue lacks it.
+
+    A part of one ("NVIDIA H200 MIG 3g.71gb") is none.
+    """
+    if " MIG " in name:
+        return None
     bare = VENDORS.sub("", name.strip())
     fitting = [
         (len(pattern), accelerator)
