@@ -15,7 +15,7 @@ from fivefold.config.run import Batch, Experts, Model, Precision, Recompute
 from fivefold.hardware.catalogue import by_name
 from fivefold.pipeline.layer_bytes import BYTES
 from fivefold.plan.cluster import Cluster, cluster_of
-from fivefold.plan.memory import CATEGORIES, GIB, Memory, lightest_that_fits, memory
+from fivefold.plan.memory import CATEGORIES, GIB, Memory, memory
 from fivefold.plan.memory_layers import StackLayers
 from fivefold.plan.planned import plan
 from fivefold.plan.published import Row, read_rows
@@ -273,14 +273,3 @@ def test_every_category_is_explained_with_its_numbers() -> None:
     written = json.loads(json.dumps(found.json()))
     assert written["worst"] == found.worst.pp
     assert sum(written["ranks"][0]["bytes"].values()) == pytest.approx(written["ranks"][0]["allocated"])
-
-
-def test_as_little_is_computed_again_as_fits() -> None:
-    run = plan(llama_405b()).run
-    software = fivefold(1, 16)
-    modes = []
-    for gib in (141, 75, 10):
-        cluster = replace(H200, accelerator=replace(H200.accelerator, memory=gib * GIB))
-        tried, found = lightest_that_fits(run, cluster, software)
-        modes.append((tried.recompute.mode, found.fits))
-    assert modes == [("none", True), ("selective", True), ("full", False)]

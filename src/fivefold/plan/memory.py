@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from fivefold.config.run import Recompute, Run
+from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
 from fivefold.pipeline.memory import levels
 from fivefold.pipeline.of_run import microbatches_of, schedule_of_run
@@ -29,8 +29,6 @@ from fivefold.plan.memory_state import Bytes, Moment, State, state_of
 from fivefold.plan.software import Software
 
 GIB = 2**30
-RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
-"""From the lightest on."""
 
 CATEGORIES = {
     "weights": "this rank's pieces of the weights, in the format in which they are kept",
@@ -168,16 +166,6 @@ def memory(run: Run, cluster: Cluster, software: Software) -> Memory:
     walk, overhead = _Walk(run, software), overhead_of(run, software)
     ranks = (RankMemory(*rank, *walk.amounts(rank[1]), overhead) for rank in walk.ranks())
     return Memory(tuple(ranks), cluster.accelerator.memory)
-
-
-def lightest_that_fits(run: Run, cluster: Cluster, software: Software) -> tuple[Run, Memory]:
-    """The run with as little recompute as fits, and its memory; with full recompute if none does."""
-    for mode in RECOMPUTE:
-        tried = run.model_copy(update={"recompute": Recompute(mode=mode)})
-        found = memory(tried, cluster, software)
-        if found.fits:
-            break
-    return tried, found
 
 
 class _Walk:
