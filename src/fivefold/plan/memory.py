@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
@@ -29,6 +29,8 @@ from fivefold.plan.memory_state import Bytes, Moment, State, state_of
 from fivefold.plan.software import Software
 
 GIB = 2**30
+RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
+"""The modes of recompute, from the one that keeps most on."""
 
 CATEGORIES = {
     "weights": "this rank's pieces of the weights, in the format in which they are kept",
