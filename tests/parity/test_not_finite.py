@@ -22,6 +22,11 @@ LAYOUTS = [
     Case("llama-tied", pp=2, schedule="zb-v", chunks=2, layers=(1, 2, 1, 1), micro=2),
 ]
 
+EXPERTS = [
+    Case("moe-bias", ep=2, dp=2, zero=3, packed=True),
+    Case("moe-bias", ep=2, tp=2, packed=True),
+]
+
 
 def state_of(rank):
     """The bytes of this rank's pieces of all that a step changes."""
@@ -74,6 +79,14 @@ def step_with_zeros(case):
 def test_one_bad_element_on_one_rank_changes_nothing_on_any_and_is_named(ranks, case, value, parameter):
     for result in ranks.run(case.world, step_with_one, case, value, parameter):
         assert not math.isfinite(result["norm"])
+        assert result["changed"] == []
+        assert result["not finite"] == [parameter]
+
+
+@pytest.mark.parametrize("case", EXPERTS, ids=str)
+@pytest.mark.parametrize("parameter", ["layers.3.ffn.experts.down", "layers.2.ffn.router.weight"])
+def test_one_bad_element_of_experts_or_a_router_changes_no_bias_and_no_load_either(ranks, case, parameter):
+    for result in ranks.run(case.world, step_with_one, case, math.inf, parameter):
         assert result["changed"] == []
         assert result["not finite"] == [parameter]
 
