@@ -162,7 +162,7 @@ def test_a_damaged_run_file_exits_with_2(folder: Path, content: bytes, expected:
         (["check", "gone.yaml"], "gone.yaml: no such file"),
         (["check", "run.yaml", "--optim.lr"], "`--optim.lr` needs a value"),
         (["check", "run.yaml", "--optim.lrr", "1"], "did you mean `--optim.lr`?"),
-        (["plan", "run.yaml"], "give --ranks (what each rank is) or --build-rank N (what rank N holds)"),
+        (["plan", "run.yaml"], "how many ranks there are is not known; give --gpus N"),
         (["plan", "run.yaml", "--ranks", "--build-rank", "0"], "give --ranks (what each rank is) or --build-rank N"),
         (["plan", "run.yaml", "--build-rank", "one"], "'one' is not a valid integer"),
         (["plan", "--ranks"], "one run file is needed, and none was given"),

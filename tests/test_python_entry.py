@@ -19,9 +19,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def example(page: str) -> str:
-    """The only Python example of a page."""
-    (found,) = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    return found
+    """The Python example that ends a page."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)[-1]
 
 
 def test_run_plan_and_train_are_there_and_importing_them_loads_no_torch() -> None:
@@ -57,6 +56,8 @@ def test_the_example_plans_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     exec(example("docs/planning.md"), names)
     assert names["stages"] == [range(4)]
     assert names["held"]["weights"] > 0
+    assert names["days"] > 0
+    assert names["fits"]
 
 
 def test_the_examples_train_a_run_and_read_its_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

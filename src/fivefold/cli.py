@@ -136,22 +136,54 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @commands.command(cls=RunFileCommand)
 @click.option("--ranks", "list_ranks", is_flag=True, help="Print what each rank is, and which layers each stage has.")
 @click.option("--build-rank", "rank", type=int, metavar="N", help="Build what rank N holds, and print its parameters.")
+@click.option("--explain", is_flag=True, help="Print each figure's formula with its numbers.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as one page.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
-def plan(words: tuple[str, ...], list_ranks: bool, rank: int | None, as_json: bool) -> None:
-    """Tell what the ranks of a run are (--ranks), or what one of them holds (--build-rank N), on any machine."""
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    list_ranks: bool,
+    rank: int | None,
+    explain: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Tell a run's time, memory and cost on any cluster (--gpu, --gpus), on any machine.
+
+    Or what its ranks are (--ranks), or what one of them holds (--build-rank N). Exits with 3 if the run does not fit.
+    """
     from fivefold.config.files import load_run
     from fivefold.config.rules import LEGALITY
     from fivefold.plan.planned import plan as plan_of
 
-    if list_ranks == (rank is not None):
+    if list_ranks and rank is not None:
         raise click.UsageError("give --ranks (what each rank is) or --build-rank N (what rank N holds), one of them")
+    if (list_ranks or rank is not None) and (explain or html is not None):
+        raise click.UsageError(
+            "--explain and --html are of time, memory and cost; give them without --ranks and --build-rank"
+        )
     file, overrides = run_file(words)
     planned = plan_of(load_run(file, overrides, LEGALITY))
-    found = planned.ranks() if rank is None else planned.build_rank(rank)
+    if list_ranks or rank is not None:
+        found = planned.ranks() if rank is None else planned.build_rank(rank)
+        if as_json:
+            print_json(found.json())
+        else:
+            click.echo("\n".join(found.lines()))
+        return
+    forecast = planned.forecast()
+    if html is not None:
+        from fivefold.plan.page import write_page
+
+        click.echo(f"{write_page(forecast, html)} is the plan of {file}", err=True)
     if as_json:
-        print_json(found.json())
+        print_json(forecast.json())
     else:
-        click.echo("\n".join(found.lines()))
+        click.echo("\n".join(forecast.explain() if explain else forecast.lines()))
+    if (too_much := forecast.too_much()) is not None:
+        click.echo(too_much, err=True)
+        ctx.exit(3)
 
 
 @commands.command("validate-plan")

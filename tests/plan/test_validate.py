@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.errors import UserError
+from fivefold.plan import accuracy
 from fivefold.plan.published import SHIPPED, read_rows
 from fivefold.plan.validate import MOE, OTHER, STEP_TIME, Errors, Prediction, Validation, validate
 
@@ -27,6 +28,14 @@ def test_step_times_of_dense_rows_that_say_everything_are_within_7_percent(found
     assert errors.rows == 242
     assert at_most(errors.mean_abs_error, 0.055)
     assert at_most(errors.p90_abs_error, 0.125)
+
+
+@pytest.mark.parametrize("bar", [accuracy.STEP_TIME, accuracy.STEP_TIME_MOE, accuracy.MEMORY], ids=lambda bar: bar.of)
+def test_the_error_bars_of_a_plan_are_those_of_the_validation(found: Validation, bar: accuracy.Bar) -> None:
+    kinds = {accuracy.STEP_TIME: STEP_TIME, accuracy.STEP_TIME_MOE: MOE}
+    errors = found.step_time(kinds[bar]) if bar in kinds else found.memory()
+    assert bar.rows == errors.rows
+    assert (bar.mean, bar.p90) == pytest.approx((errors.mean_abs_error, errors.p90_abs_error), abs=0.0015)
 
 
 def test_no_source_of_dense_rows_is_far_off(found: Validation) -> None:

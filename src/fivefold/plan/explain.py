@@ -1,0 +1,112 @@
+"""Each figure of a forecast as a formula with its numbers, and the constants that stand in them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from fivefold.plan.constants import constants
+from fivefold.plan.figures import Figure, product_format
+from fivefold.plan.forecast import Forecast
+from fivefold.plan.forecast_table import PARTS, error_line, headline, model_line
+from fivefold.plan.memory import GIB, RankMemory
+from fivefold.plan.quantities import formula, rate, time
+from fivefold.plan.rates import Rates
+
+
+def explanation(found: Forecast) -> list[str]:
+    """All of it, under headings."""
+    sections = {
+        "figures": [_with_basis(figure) for figure in found.figures],
+        "time of a step, on the busiest pipeline rank": _time(found),
+        "rates": _rates(found),
+        "memory, on the fullest pipeline rank": found.memory.explanation(),
+        "memory by pipeline rank": [_rank(rank) for rank in found.memory.ranks],
+        "budget without any layout": found.budget.explain(),
+        "cost": found.cost.explain(),
+        "storage": found.storage.explain(),
+        "assumptions": found.assumptions(),
+        "error": [error_line(found)],
+    }
+    lines = [f"run {found.run.name} on {headline(found)}", model_line(found)]
+    for title, section in sections.items():
+        lines += ["", title, *(f"  {line}" for line in section)]
+    return [*lines, "", found.verdict()]
+
+
+def _with_basis(figure: Figure) -> str:
+    error = f", {figure.error_text}" if figure.error_text else ""
+    return f"{figure.formula}  [{figure.basis}{error}]"
+
+
+def _time(found: Forecast) -> list[str]:
+    """The parts, the stages, and how they add up."""
+    step, microbatches = found.step, found.microbatches
+    once = {"bubble", "reduction", "optimizer"}
+    lines = []
+    for name, meaning in PARTS.items():
+        seconds = step.parts.get(name, 0.0)
+        if not seconds:
+            continue
+        how = "" if name in once else f" = {microbatches:,} microbatches x {time(seconds / microbatches)}"
+        lines.append(f"{name}{how} = {time(seconds)}: {meaning}")
+    for first, last, (forward, input, weight) in _alike(step.stages):
+        which = f"stage {first}" if first == last else f"each of stages {first} to {last}"
+        lines.append(
+            f"{which}, a microbatch: forward {time(forward)}, gradient of the input {time(input)}, of the weights "
+            f"{time(weight)}"
+        )
+    if len(step.stages) > 1:
+        lines.append(f"a transfer between stages = {time(step.hop)}")
+    terms = " + ".join(f"{seconds:.4g}" for seconds in step.parts.values())
+    return [*lines, formula("time of a step", "sum of the parts", terms, time(step.seconds))]
+
+
+def _alike(stages: Sequence[tuple[float, float, float]]) -> Iterator[tuple[int, int, tuple[float, float, float]]]:
+    """The first and the last of each stretch of stages that take the same, and what they take."""
+    first = 0
+    for seconds, stretch in groupby(stages):
+        count = len(list(stretch))
+        yield first, first + count - 1, seconds
+        first += count
+
+
+def _rates(found: Forecast) -> list[str]:
+    """What an operation is reckoned with."""
+    accelerator, cluster, run = found.cluster.accelerator, found.cluster, found.run
+    rates = Rates(run, accelerator, found.software, constants())
+    family, generation = rates.family, rates.generation
+    format = product_format(run)
+    attention = generation.attention_of(accelerator.family)
+    return [
+        f"peak of {accelerator.name} in {format} = {accelerator.peak_of(format):.4g} FLOP/s "
+        f"({_sure(found, 'peak_tflops')})",
+        formula("a large product", "peak x share", f"peak x {family.matmul:.3f}", f"at most {family.matmul:.1%} of it"),
+        "a product (m, n, k) takes the longer of 2 m n k / (rate x share of the tiles and waves that is used x k / "
+        f"(k + {family.depth:.0f})) and its bytes / bandwidth, + {generation.launch * 1e6:.1f} us",
+        f"attention's own products reach {attention:.3f} of the peak, causal, the masked half not counted",
+        formula(
+            "bandwidth of the memory",
+            "datasheet x share",
+            f"{rate(accelerator.bandwidth)} x {family.bandwidth:.3f}",
+            f"{rate(rates.bandwidth)} ({_sure(found, 'bandwidth_tb_s')})",
+        ),
+        f"pointwise operations move {generation.pointwise:.2f} x what the simplest kernels would",
+        f"links: {rate(cluster.link)} a GPU and direction x {family.link:.3f}, over {cluster.domain} GPUs "
+        f"({_sure(found, 'link_gb_s')})",
+        f"network: {rate(cluster.nic)} a GPU and direction x {family.nic:.3f} ({_sure(found, 'nic_gbit_s')})",
+        f"of communication beside computation {generation.overlap:.0%} of the shorter one is hidden",
+    ]
+
+
+def _sure(found: Forecast, key: str) -> str:
+    """How sure the catalogue is of a number."""
+    if key == "nic_gbit_s" and found.run.cluster.nic_gbit_s != "auto":
+        return "given"
+    return found.cluster.accelerator.confidence.get(key, "not stated")
+
+
+def _rank(rank: RankMemory) -> str:
+    """A pipeline rank's sum."""
+    terms = " + ".join(f"{name.replace('_', ' ')} {value / GIB:.2f}" for name, value in rank.parts.items() if value)
+    return f"pipeline rank {rank.pp} = {terms} = {rank.allocated / GIB:.2f} GiB ({rank.moment})"

@@ -1,0 +1,254 @@
+"""What a run will be like on a cluster: time, memory, cost and storage together, as `fivefold plan` tells them.
+
+The parts come from their own files; here they are put together under named assumptions, each figure with where it comes
+from and how far off such a figure was on published runs. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.hardware.local import local_accelerator
+from fivefold.pipeline.of_run import microbatches_of
+from fivefold.pipeline.schedule import Schedule
+from fivefold.plan.budget import Budget, budget_of
+from fivefold.plan.cluster import Cluster, cluster_of
+from fivefold.plan.constants import FITTED_FAMILIES
+from fivefold.plan.cost import Cost, cost_of
+from fivefold.plan.failures import Failures, failures_of
+from fivefold.plan.figures import Figure, figures_of
+from fivefold.plan.lasting import goodput_of, own_tier
+from fivefold.plan.memory import GIB, Memory, memory
+from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.quantities import plain, time
+from fivefold.plan.remedies import Remedy, remedies
+from fivefold.plan.scaling import Point, scaling
+from fivefold.plan.software import Software, fivefold
+from fivefold.plan.storage import Storage, storage_of
+from fivefold.plan.time import StepTime, step_time
+
+SCHEMA = 1
+"""Of the JSON; it changes when a key goes or means something else, not when one is added."""
+FAILURES = "llama3"
+"""The published rate at which machines are taken to fail, unless another is asked for."""
+CONVENTION = "FLOPs of the model without recomputation, attention causal, over the dense peak"
+"""Of the MFU."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run's time, memory, cost and storage."""
+
+    run: Run
+    """Its ranks, its accelerator and its vocabulary are known."""
+    cluster: Cluster
+    software: Software
+    schedule: Schedule | None
+    """Of the pipeline; None with a single stage."""
+    notes: tuple[str, ...]
+    step: StepTime
+    memory: Memory
+    budget: Budget
+    cost: Cost
+    storage: Storage
+    failures: Failures
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest rank finds room."""
+        return self.memory.fits
+
+    @property
+    def microbatches(self) -> int:
+        """Of a rank in a step."""
+        return microbatches_of(self.run)
+
+    @property
+    def rates_basis(self) -> str:
+        """Where the rates of the accelerator come from: measured, calibrated, or assumed."""
+        accelerator = self.cluster.accelerator
+        if accelerator.measured is not None:
+            return "measured"
+        return "calibrated" if accelerator.family in FITTED_FAMILIES else "assumed"
+
+    @cached_property
+    def figures(self) -> tuple[Figure, ...]:
+        """All that is told, in its order."""
+        return figures_of(self)
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Changes after each of which the run would fit; none if it does."""
+        return () if self.fits else remedies(self.run, self.cluster)
+
+    @cached_property
+    def scaling(self) -> tuple[Point, ...]:
+        """The same run on fewer and on more accelerators."""
+        return scaling(self.run, self.failures)
+
+    def figure(self, name: str) -> Figure:
+        """One of the figures. Raises KeyError for another name."""
+        return {figure.name: figure for figure in self.figures}[name]
+
+    def assumptions(self) -> list[str]:
+        """What is taken to be so, in sentences."""
+        family = self.cluster.accelerator.family
+        found = [
+            {
+                "measured": "rates of products, copies and exchanges are those that were measured on this accelerator",
+                "calibrated": f"rates are the catalogue's, times shares fitted on published runs on {family} machines",
+                "assumed": f"no published run on {self.cluster.accelerator.name} was fitted: it is taken to reach as "
+                "much of its datasheet as an H100",
+            }[self.rates_basis],
+            f"software: {self.software.name}, kernels of generation {self.software.generation}",
+            f"MFU: {CONVENTION}",
+        ]
+        if self.run.model.moe is not None:
+            found.append("experts get equal loads; of a hot one the others wait")
+        job = self.cost.goodput
+        if job is None:
+            return [*found, self._nothing_fails()]
+        tier = job.tiers[0]
+        return [
+            *found,
+            f"machines fail as those of {self.failures.name} ({self.failures.source}), and another node stands ready",
+            f"a failure costs the work since the last checkpoint (every {time(tier.interval)}) and "
+            f"{time(job.detect + tier.load)} to detect, restart and load",
+        ]
+
+    def _nothing_fails(self) -> str:
+        if self.run.checkpoint.every is None:
+            return "failures are left out: checkpoint.every is null, so each of them would cost the whole run"
+        return (
+            f"failures are left out: one strikes every {time(self.failures.mttf(self.cluster.gpus))}, and with "
+            f"checkpoint.every = {self.run.checkpoint.every} the run would never get on"
+        )
+
+    def verdict(self) -> str:
+        """Whether it fits, with the numbers."""
+        worst = self.memory.worst
+        return (
+            f"{'fits' if self.fits else 'does not fit'}: pipeline rank {worst.pp} is the fullest with "
+            f"{worst.allocated / GIB:.2f} GiB in tensors + {worst.overhead.context / GIB:.2f} GiB beside them, of "
+            f"{self.memory.capacity / GIB:.2f} GiB ({worst.moment})"
+        )
+
+    def too_much(self) -> str | None:
+        """What to say of a run that is legal and does not fit; None if it fits."""
+        if self.fits:
+            return None
+        if not self.remedies:
+            return f"{self.verdict()}; no single change of recompute, ZeRO, micro-batch, pp, tp or cp makes it fit"
+        fitting = "; ".join(f"{each.flags} ({each.gib:.1f} GiB)" for each in self.remedies)
+        return f"{self.verdict()}; it would fit with one of: {fitting}"
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        from fivefold.plan.forecast_table import lines_of
+
+        return lines_of(self)
+
+    def explain(self) -> list[str]:
+        """Each figure's formula with its numbers."""
+        from fivefold.plan.explain import explanation
+
+        return explanation(self)
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values; the keys are documented in docs/planning.md."""
+        run, parallel = self.run, self.run.parallel
+        return {
+            "schema": SCHEMA,
+            "run": {
+                "name": run.name,
+                "model": run.model.preset or run.model.from_ or run.model.family,
+                "layout": {name: getattr(parallel, name) for name in LAYOUT},
+                "recompute": run.recompute.mode,
+                "offload": list(run.offload),
+                "microbatches": self.microbatches,
+                "micro_size": run.batch.micro_size,
+                "global_size": run.batch.global_size,
+                "seq_len": run.data.seq_len,
+            },
+            "cluster": {
+                "accelerator": self.cluster.accelerator.name,
+                "gpus": self.cluster.gpus,
+                "gpus_per_node": self.cluster.per_node,
+                "nodes": self.cluster.nodes,
+                "confidence": dict(self.cluster.accelerator.confidence),
+            },
+            "software": {"name": self.software.name, "generation": self.software.generation},
+            "fits": self.fits,
+            "figures": {figure.name: figure.json() for figure in self.figures},
+            "time": {
+                "parts": plain(self.step.parts),
+                "stages": [dict(zip(("forward", "input", "weight"), each, strict=True)) for each in self.step.stages],
+                "hop": self.step.hop,
+            },
+            "memory": self.memory.json(),
+            "budget": self.budget.json(),
+            "cost": self.cost.json(),
+            "storage": self.storage.json(),
+            "scaling": [point.json() for point in self.scaling],
+            "remedies": [remedy.json() for remedy in self.remedies],
+            "assumptions": self.assumptions(),
+            "notes": list(self.notes),
+        }
+
+
+LAYOUT = ("pp", "dp", "cp", "tp", "ep", "replicate", "zero", "schedule", "chunks")
+"""The keys of `parallel` that the JSON repeats."""
+
+
+def forecast(
+    run: Run, schedule: Schedule | None = None, notes: tuple[str, ...] = (), failures: str | float = FAILURES
+) -> Forecast:
+    """The forecast of a legal run whose ranks are known, with its pipeline's schedule.
+
+    `failures` is a published rate by name, or failures in 1,000 node-days. Raises UserError if nothing says the
+    vocabulary or the accelerator, and as `cluster_of` and `failures_of`.
+    """
+    run = _known(run)
+    cluster = cluster_of(run)
+    software = fivefold(run.parallel.zero, run.parallel.pp)
+    step = step_time(run, cluster, software)
+    rate = failures_of(failures)
+    job = goodput_of(run, cluster, step.seconds, rate)
+    return Forecast(
+        run=run,
+        cluster=cluster,
+        software=software,
+        schedule=schedule,
+        notes=notes,
+        step=step,
+        memory=memory(run, cluster, software),
+        budget=budget_of(run, cluster.accelerator, efficiency=min(1.0, step.mfu)),
+        cost=cost_of(run, cluster, step.seconds, goodput=job),
+        storage=_storage(run, cluster, step.seconds),
+        failures=rate,
+    )
+
+
+def _known(run: Run) -> Run:
+    """With the vocabulary and the accelerator that data and machine tell."""
+    if run.model.vocab == "auto":
+        vocabulary = known_vocabulary(run)
+        if vocabulary is None:
+            raise UserError(
+                "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
+                "--model.vocab N"
+            )
+        run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+    if run.cluster.gpu == "auto" and (found := local_accelerator()) is not None:
+        run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpu": found.name})})
+    return run
+
+
+def _storage(run: Run, cluster: Cluster, seconds: float) -> Storage:
+    """With the run's own checkpoints as its one tier, if it saves before its end."""
+    tiers = [] if run.checkpoint.every is None else [own_tier(run, cluster, seconds)]
+    return storage_of(run, cluster, seconds, tiers)

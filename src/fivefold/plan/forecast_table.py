@@ -1,0 +1,116 @@
+"""A forecast as tables for the terminal. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fivefold.plan.figures import BASES
+from fivefold.plan.forecast import Forecast
+from fivefold.plan.memory import CATEGORIES, GIB
+from fivefold.plan.overview import short
+from fivefold.plan.quantities import percent, time
+from fivefold.plan.table import long_table_lines, table_lines
+
+PARTS = {
+    "products": "matrix products of the linear layers",
+    "attention": "attention's own products",
+    "pointwise": "norms, activations, rotary embedding, residuals, routing, loss",
+    "gradients": "adding weight gradients to those that are there",
+    "recompute": "computing activations again",
+    "tp": "exchange inside layers, not hidden",
+    "cp": "exchange of keys and values, not hidden",
+    "ep": "exchange of tokens between experts, not hidden",
+    "zero": "gathering weights and sending gradients, not hidden",
+    "transfer": "transfers between stages, not hidden",
+    "bubble": "waiting for other pipeline ranks",
+    "reduction": "the last reduction and gathering, not hidden",
+    "optimizer": "updating the weights",
+}
+"""What each part of a step is, in the order in which they are shown."""
+
+
+def headline(found: Forecast) -> str:
+    """The run, its accelerators and its layout."""
+    run, parallel, cluster = found.run, found.run.parallel, found.cluster
+    ep = f", ep {parallel.ep}" if parallel.ep > 1 else ""
+    chunks = f" with {parallel.chunks} chunks" if parallel.chunks > 1 else ""
+    schedule = f", {parallel.schedule}{chunks}" if parallel.pp > 1 else ""
+    microbatches = (
+        f"{found.microbatches:,} microbatch{'' if found.microbatches == 1 else 'es'} of {run.batch.micro_size}"
+    )
+    return (
+        f"{cluster.gpus:,} {cluster.accelerator.name} = pp {parallel.pp} x dp {parallel.dp} x cp {parallel.cp} x tp "
+        f"{parallel.tp}{ep}, ZeRO {parallel.zero}{schedule}, {microbatches}, recompute {run.recompute.mode}"
+    )
+
+
+def model_line(found: Forecast) -> str:
+    """The model, and the batch."""
+    run, budget = found.run, found.budget
+    active = "" if budget.active == budget.parameters else f" ({short(budget.active)} active)"
+    name = run.model.preset or run.model.from_ or run.model.family
+    a_step = run.batch.global_size * run.data.seq_len
+    return (
+        f"{name}, {short(budget.parameters)} parameters{active}; a step is {run.batch.global_size:,} sequences x "
+        f"{run.data.seq_len:,} = {a_step:,} tokens"
+    )
+
+
+def lines_of(found: Forecast) -> list[str]:
+    """All of it."""
+    rows = [(figure.title, figure.text, figure.error_text, figure.basis) for figure in found.figures]
+    used = {figure.basis for figure in found.figures}
+    return [
+        f"run {found.run.name} on {headline(found)}",
+        model_line(found),
+        "",
+        *table_lines([("what", "value", "error", "basis"), *rows]),
+        "",
+        *time_lines(found),
+        "",
+        *memory_lines(found),
+        found.verdict(),
+        "",
+        f"error: {error_line(found)}",
+        *(f"{basis}: {meaning}" for basis, meaning in BASES.items() if basis in used),
+        *(f"assumption: {sentence}" for sentence in found.assumptions()),
+        *(f"note: {note}" for note in found.notes),
+    ]
+
+
+def time_rows(found: Forecast) -> list[tuple[str, float, str]]:
+    """Name, seconds and meaning of each part of a step that takes any time."""
+    parts = found.step.parts
+    return [(name, parts[name], meaning) for name, meaning in PARTS.items() if parts.get(name, 0.0) > 0]
+
+
+def time_lines(found: Forecast) -> list[str]:
+    """Where the time of a step goes."""
+    total = found.step.seconds
+    rows = [(name, time(seconds), percent(seconds / total), what) for name, seconds, what in time_rows(found)]
+    return table_lines([("a step's", "time", "share", "of the busiest pipeline rank"), *rows])
+
+
+def memory_lines(found: Forecast) -> list[str]:
+    """A line a pipeline rank, in GiB."""
+    ranks = found.memory.ranks
+    used = [name for name in CATEGORIES if any(rank.parts.get(name) for rank in ranks)]
+
+    def row(number: int) -> Sequence[str]:
+        rank = ranks[number]
+        sizes = (*(rank.parts.get(name, 0.0) for name in used), rank.allocated, rank.reserved, rank.nvidia_smi)
+        mark = "fullest" if rank is found.memory.worst else ""
+        return (str(rank.pp), *(f"{each / GIB:.2f}" for each in sizes), mark)
+
+    head = ("pp, GiB", *(name.replace("_", " ") for name in used), "in tensors", "reserved", "nvidia-smi", "")
+    return long_table_lines(head, row, len(ranks), "pipeline ranks")
+
+
+def error_line(found: Forecast) -> str:
+    """What the error bars are."""
+    bars = {figure.bar for figure in found.figures if figure.bar is not None}
+    said = [
+        f"nine of ten were within {bar.p90:.0%}, in the mean {bar.mean:.1%} off ({bar.rows} rows, {bar.of})"
+        for bar in sorted(bars, key=lambda bar: bar.of, reverse=True)
+    ]
+    return "; ".join(said) or "no published runs are near enough to say how far off this is"

@@ -1,0 +1,89 @@
+"""The same run on fewer and on more accelerators: dp a quarter to four times, the batch as it is.
+
+With more replicas each has fewer microbatches, so that pipelines and reductions weigh more. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+from fivefold.config.rules import LEGALITY, check
+from fivefold.config.run import Run
+from fivefold.errors import UserError
+from fivefold.plan.cluster import cluster_of
+from fivefold.plan.failures import Failures
+from fivefold.plan.lasting import calendar_days
+from fivefold.plan.memory import memory
+from fivefold.plan.software import fivefold
+from fivefold.plan.time import step_time
+
+FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
+"""Of dp."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The run on so many accelerators. The numbers are None where it cannot be, and `why` says why."""
+
+    gpus: int
+    dp: int
+    step_seconds: float | None = None
+    calendar_days: float | None = None
+    tokens_per_s: float | None = None
+    efficiency: float | None = None
+    """Tokens a second and accelerator, relative to the run as it is."""
+    fits: bool | None = None
+    why: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return asdict(self)
+
+
+def scaling(run: Run, failures: Failures) -> tuple[Point, ...]:
+    """The run at each of `FACTORS`, as far as dp stays a whole number."""
+    dp = run.parallel.dp
+    assert dp != "auto", "the ranks are known"
+    assert run.cluster.gpus != "auto", "the ranks are known"
+    here = _speed(run)
+    return tuple(
+        _point(run, int(dp * factor), int(run.cluster.gpus * factor), failures, here)
+        for factor in FACTORS
+        if (dp * factor).denominator == 1
+    )
+
+
+def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float) -> Point:
+    changed = run.model_copy(
+        update={
+            "parallel": run.parallel.model_copy(update={"dp": dp}),
+            "cluster": run.cluster.model_copy(update={"gpus": gpus}),
+        }
+    )
+    if broken := check(changed, gpus, LEGALITY):
+        return Point(gpus, dp, why=broken[0])
+    software = fivefold(run.parallel.zero, run.parallel.pp)
+    try:
+        cluster = cluster_of(changed)
+        step = step_time(changed, cluster, software)
+        fits = memory(changed, cluster, software).fits
+    except UserError as error:
+        return Point(gpus, dp, why=str(error))
+    return Point(
+        gpus,
+        dp,
+        step.seconds,
+        calendar_days(changed, cluster, step.seconds, failures),
+        step.tokens_per_s,
+        step.tokens_per_s / gpus / here,
+        fits,
+    )
+
+
+def _speed(run: Run) -> float:
+    """Tokens a second and accelerator."""
+    cluster = cluster_of(run)
+    found = step_time(run, cluster, fivefold(run.parallel.zero, run.parallel.pp))
+    return found.tokens_per_s / cluster.gpus

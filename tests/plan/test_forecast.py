@@ -1,0 +1,245 @@
+"""The forecast of a run: its parts agree with each other, and each figure says where it comes from and how far off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fivefold.config.run import Checkpoint, Cluster, Run
+from fivefold.errors import UserError
+from fivefold.plan import accuracy
+from fivefold.plan.figures import BASES
+from fivefold.plan.forecast import Forecast
+from fivefold.plan.forecast_table import time_rows
+from fivefold.plan.memory import memory
+from fivefold.plan.planned import plan
+from fivefold.plan.time import step_time
+from tests.plan.runs import SMALL, llama_405b, small_run
+from tests.plan.test_ranks import MIXTURE
+
+H100S = Cluster(gpu="h100", gpus=16384, price_per_gpu_hour=2.0)
+
+
+def large(**changes: object) -> Run:
+    """Llama 3 405B, which keeps too much unless it recomputes."""
+    return llama_405b().model_copy(update={"cluster": H100S, "steps": 900_000, **changes})
+
+
+@pytest.fixture(scope="module")
+def tight() -> Forecast:
+    return plan(large()).forecast()
+
+
+def small(gpu: str = "h100", **more: object) -> Forecast:
+    run = small_run(**({"dp": 4, "pp": 2} | more))  # type: ignore[arg-type]
+    return plan(run.model_copy(update={"cluster": Cluster(gpu=gpu)})).forecast()
+
+
+def test_time_and_memory_are_those_of_their_own_files(tight: Forecast) -> None:
+    assert tight.figure("step_seconds").value == step_time(tight.run, tight.cluster).seconds
+    alone = memory(tight.run, tight.cluster, tight.software)
+    assert tight.figure("memory_allocated").value == alone.worst.allocated
+    assert tight.memory.worst.pp == alone.worst.pp == 1, "not the first, which has a layer less"
+
+
+def test_the_figures_agree_with_each_other(tight: Forecast) -> None:
+    value = {figure.name: figure.value for figure in tight.figures}
+    a_step = 2048 * 8192
+    assert value["tokens_per_s"] == pytest.approx(a_step / value["step_seconds"])
+    assert value["tokens_per_s_gpu"] == pytest.approx(value["tokens_per_s"] / 16384)
+    assert value["tokens"] == 900_000 * a_step
+    peak = tight.cluster.accelerator.peak_of("bf16")
+    seconds = value["busy_days"] * 86400
+    assert value["mfu"] == pytest.approx(value["flops"] / (seconds * 16384 * peak), rel=2e-3)
+    assert value["calendar_days"] == pytest.approx(value["busy_days"] / value["ettr"])
+    assert value["money"] == pytest.approx(2.0 * value["paid_gpu_hours"])
+    assert value["paid_gpu_hours"] == pytest.approx(24 * 16384 * value["calendar_days"])
+    assert value["energy_kwh"] == pytest.approx(value["paid_gpu_hours"] * 0.7 * 1.2)
+    assert sum(tight.step.parts.values()) == pytest.approx(value["step_seconds"])
+
+
+def test_every_figure_says_what_it_rests_on_and_predictions_how_far_off_they_are(tight: Forecast) -> None:
+    for figure in tight.figures:
+        assert figure.basis in BASES
+        assert " = " in figure.formula, figure.name
+        assert figure.text in figure.formula, figure.name
+    predicted = {figure.name for figure in tight.figures if figure.bar is not None}
+    assert {"step_seconds", "tokens_per_s", "mfu", "calendar_days", "money", "memory_allocated"} <= predicted
+    assert {"tokens", "parameters", "checkpoint_bytes", "memory_capacity"}.isdisjoint(predicted)
+
+
+def test_the_interval_of_a_rate_is_that_of_its_time(tight: Forecast) -> None:
+    slow, fast = tight.figure("step_seconds"), tight.figure("tokens_per_s")
+    assert slow.interval is not None
+    assert slow.value is not None
+    low, high = slow.interval
+    assert low == pytest.approx(slow.value / 1.11)
+    assert high == pytest.approx(slow.value / 0.89)
+    assert fast.interval == pytest.approx((2048 * 8192 / high, 2048 * 8192 / low))
+
+
+def test_what_does_not_fit_says_so_with_the_numbers_and_what_would_make_it_fit(tight: Forecast) -> None:
+    assert not tight.fits
+    said = tight.too_much()
+    assert said is not None
+    assert said.startswith("does not fit: pipeline rank 1 is the fullest with ")
+    assert "of 79.65 GiB" in said
+    flags = [remedy.flags for remedy in tight.remedies]
+    assert "--recompute.mode selective" in flags
+    assert [each.step_seconds for each in tight.remedies] == sorted(each.step_seconds for each in tight.remedies)
+
+
+def test_each_remedy_is_legal_and_fits(tight: Forecast, tmp_path: Path) -> None:
+    for remedy in tight.remedies:
+        words = remedy.flags.split()
+        changes = dict(zip(words[::2], words[1::2], strict=True))
+        run = tight.run
+        for key, text in changes.items():
+            section, name = key.removeprefix("--").split(".")
+            value = int(text) if text.isdigit() else text
+            changed = getattr(run, section).model_copy(update={name: value})
+            run = run.model_copy(update={section: changed})
+        found = plan(run).forecast()
+        assert found.fits, remedy.flags
+        assert found.step.seconds == remedy.step_seconds
+        assert found.too_much() is None
+        assert found.remedies == ()
+
+
+def test_where_no_change_is_enough_that_is_said() -> None:
+    run = small_run(dp=1).model_copy(
+        update={
+            "cluster": Cluster(gpu="l40s", gpus=1),
+            "model": SMALL.model_copy(update={"hidden": 49152, "ffn": 131072, "head_dim": 4096}),
+        }
+    )
+    said = plan(run).forecast().too_much()
+    assert said is not None
+    assert said.endswith("no single change of recompute, ZeRO, micro-batch, pp, tp or cp makes it fit")
+
+
+def test_fewer_and_more_gpus_take_longer_and_shorter_and_more_are_less_efficient(tight: Forecast) -> None:
+    points = tight.scaling
+    assert [point.gpus for point in points] == [4096, 8192, 16384, 32768, 65536]
+    days = [point.calendar_days for point in points]
+    assert days == sorted(days, reverse=True)
+    shares = [point.efficiency for point in points]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[2] == 1.0
+    assert points[2].calendar_days == tight.figure("calendar_days").value
+    assert points[2].step_seconds == tight.step.seconds
+
+
+def test_a_number_of_gpus_that_cannot_be_says_why() -> None:
+    points = small().scaling
+    assert [point.gpus for point in points] == [2, 4, 8, 16, 32]
+    assert all(point.why is None for point in points[:4])
+    assert points[4].step_seconds is None
+    assert "global_size" in str(points[4].why)
+
+
+def test_machines_that_fail_more_often_make_it_longer() -> None:
+    planned = plan(large())
+    often, never = planned.forecast(failures=20.0), planned.forecast(failures=0.0)
+    assert often.cost.calendar_days > 1.2 * never.cost.calendar_days
+    assert often.cost.busy_days == never.cost.busy_days
+    with pytest.raises(UserError, match="no failure rate is named"):
+        planned.forecast(failures="meta")
+
+
+@pytest.mark.parametrize(
+    ("every", "words"), [(None, "checkpoint.every is null"), (100_000_000, "the run would never get on")]
+)
+def test_a_run_whose_failures_cannot_be_counted_says_so(every: int | None, words: str) -> None:
+    found = plan(large(checkpoint=Checkpoint(every=every))).forecast()
+    assert any(words in sentence for sentence in found.assumptions())
+    assert found.figure("calendar_days").value == found.figure("busy_days").value
+    assert found.figure("calendar_days").basis == "calibrated"
+    assert json.dumps(found.json(), allow_nan=False)
+
+
+def test_experts_have_error_bars_of_their_own() -> None:
+    found = plan(small_run(MIXTURE, dp=4, ep=4).model_copy(update={"cluster": Cluster(gpu="h100", gpus=4)})).forecast()
+    assert found.figure("step_seconds").bar == accuracy.STEP_TIME_MOE
+    assert found.figure("memory_allocated").bar is None
+    assert any("equal loads" in sentence for sentence in found.assumptions())
+
+
+def test_a_gpu_that_no_published_run_used_has_no_error_bar_and_is_assumed() -> None:
+    found = small("mi300x")
+    assert found.figure("step_seconds").bar is None
+    assert found.figure("step_seconds").basis == "assumed"
+    assert "as much of its datasheet as an H100" in found.assumptions()[0]
+
+
+def test_a_gpu_that_was_measured_is_called_so(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "name: own\nfamily: H100\npeak_tflops: {bf16: 989}\nmemory_gb: 80\nbandwidth_tb_s: 3.35\nlink_gb_s: 450\n"
+        "domain: 8\nnic_gbit_s: 400\nwatts: 700\nmeasured: {copy_tb_s: 3.0}\n"
+    )
+    found = small(str(file))
+    assert found.figure("step_seconds").basis == "measured"
+    assert found.figure("memory_capacity").basis == "given"
+
+
+def test_a_vocabulary_that_nothing_tells_is_asked_for() -> None:
+    run = small_run(SMALL.model_copy(update={"vocab": "auto"}), dp=1)
+    with pytest.raises(UserError, match=r"model\.vocab is auto .* give --model\.vocab N"):
+        plan(run.model_copy(update={"cluster": Cluster(gpu="h100", gpus=1)})).forecast()
+
+
+def test_the_gpu_of_this_machine_is_taken_where_the_driver_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small_run(dp=4)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"give --gpu NAME \(cluster\.gpu\), one of .*H100-SXM-80GB"):
+        plan(run).forecast()
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho NVIDIA H200\necho NVIDIA H200\n")
+    command.chmod(0o755)
+    assert plan(run).forecast().cluster.accelerator.name == "H200-SXM-141GB"
+    command.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(UserError, match="which GPU"):
+        plan(run).forecast()
+
+
+def test_a_forecast_loads_no_torch() -> None:
+    modules = ", ".join(("forecast", "forecast_table", "explain"))
+    check = f"import sys\nfrom fivefold.plan import {modules}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
+
+
+def test_explain_writes_every_figure_with_its_numbers(tight: Forecast) -> None:
+    lines = tight.explain()
+    text = "\n".join(lines)
+    for figure in tight.figures:
+        assert f"  {figure.formula}  [{figure.basis}" in text
+    for section in (tight.memory.explanation(), tight.cost.explain(), tight.storage.explain(), tight.budget.explain()):
+        for line in section:
+            assert f"  {line}" in lines
+    assert sum(line.startswith("  pipeline rank ") and line.count(" = ") == 2 for line in lines) == 16
+    assert any(line.startswith("  each of stages 1 to 14, a microbatch: forward ") for line in lines)
+    assert any("x 0.7" in line and line.startswith("  a large product = peak x share") for line in lines)
+
+
+def test_the_parts_of_a_step_are_all_told_and_sum_to_it(tight: Forecast) -> None:
+    for found in (tight, small(), small(zero=3), small(pp=1, zero=3), small(cp=2, tp=2)):
+        told = [seconds for _, seconds, _ in time_rows(found)]
+        assert sum(told) == pytest.approx(found.step.seconds)
+
+
+def test_the_table_has_a_line_a_figure_and_a_pipeline_rank(tight: Forecast) -> None:
+    lines = tight.lines()
+    for figure in tight.figures:
+        assert any(line.startswith(figure.title) and figure.text in line for line in lines)
+    marked = [line for line in lines if line.endswith("fullest")]
+    assert len(marked) == 1
+    assert marked[0].split()[0] == "1"
+    assert f"{tight.memory.worst.allocated / 2**30:.2f}" in marked[0]
+    assert tight.verdict() in lines

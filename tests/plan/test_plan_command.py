@@ -1,0 +1,142 @@
+"""`fivefold plan RUN.YAML`: a table or JSON in under a second, and one message for each thing that cannot be."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fivefold.cli import commands
+
+LARGE = """\
+name: large
+tokens: 15.6e12
+model: {preset: llama-3-405b}
+data: {train: [{path: data/a}], seq_len: 8192}
+batch: {global_size: 2048, micro_size: 1}
+parallel: {tp: 8, pp: 16}
+recompute: {mode: selective}
+"""
+ON = ("--gpu", "h100", "--gpus", "16384")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with run.yaml; no driver is found."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "run.yaml").write_text(LARGE)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(commands, ["plan", "run.yaml", *words], prog_name="fivefold")
+
+
+def told(*words: str) -> dict[str, Any]:
+    return json.loads(call("--json", *words).stdout)
+
+
+def test_the_largest_run_is_planned_in_under_a_second_of_work(folder: Path) -> None:
+    """Time of the processor: other tests run beside this one."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "fivefold", "plan", "run.yaml", *ON], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
+
+
+def test_the_table_and_the_json_say_the_same(folder: Path) -> None:
+    table = call(*ON)
+    assert (table.exit_code, table.stderr) == (0, "")
+    assert table.stdout.startswith("run large on 16,384 H100-SXM-80GB = pp 16 x dp 128 x cp 1 x tp 8, ZeRO 1, 1f1b, ")
+    found = told(*ON)
+    step, worst = found["figures"]["step_seconds"], found["memory"]["ranks"][found["memory"]["worst"]]
+    assert f"{step['value']:.3g} s" in table.stdout
+    assert f"{worst['allocated'] / 2**30:.2f}" in table.stdout
+    assert step["low"] < step["value"] < step["high"]
+    assert found["figures"]["tokens_per_s_gpu"]["value"] == pytest.approx(2048 * 8192 / step["value"] / 16384)
+
+
+SCHEMA = {
+    "schema": None,
+    "run": {"name", "model", "layout", "recompute", "offload", "microbatches", "micro_size", "global_size", "seq_len"},
+    "cluster": {"accelerator", "gpus", "gpus_per_node", "nodes", "confidence"},
+    "software": {"name", "generation"},
+    "fits": None,
+    "figures": {
+        *("step_seconds", "tokens_per_s", "tokens_per_s_gpu", "mfu", "bubble", "communication", "exposed"),
+        *("memory_allocated", "memory_reserved", "memory_nvidia_smi", "memory_capacity"),
+        *("parameters", "tokens", "flops", "busy_days", "ettr", "calendar_days", "busy_gpu_hours", "paid_gpu_hours"),
+        *("energy_kwh", "checkpoint_bytes", "checkpoint_bytes_kept", "token_file_bytes", "loader_bytes_per_s"),
+    },
+    "time": {"parts", "stages", "hop"},
+    "memory": None,
+    "budget": None,
+    "cost": None,
+    "storage": None,
+    "scaling": None,
+    "remedies": None,
+    "assumptions": None,
+    "notes": None,
+}
+
+
+def test_the_json_has_the_documented_keys_and_money_only_with_a_price(folder: Path) -> None:
+    found = told(*ON)
+    assert list(found) == list(SCHEMA)
+    for key, inner in SCHEMA.items():
+        if inner is not None:
+            assert set(found[key]) == inner
+    assert found["schema"] == 1
+    for figure in found["figures"].values():
+        assert set(figure) == {"value", "unit", "basis", "error", "low", "high"}
+    assert told(*ON, "--cluster.price_per_gpu_hour", "2.5")["figures"]["money"]["value"] == pytest.approx(
+        2.5 * found["figures"]["paid_gpu_hours"]["value"]
+    )
+    docs = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    for name in (*SCHEMA, *found["figures"], "money"):
+        assert f"`{name}`" in docs, name
+
+
+def test_what_does_not_fit_exits_with_3_and_is_told_all_the_same(folder: Path) -> None:
+    result = call(*ON, "--recompute.mode", "none", "--json")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("does not fit: pipeline rank 1 is the fullest with ")
+    assert "it would fit with one of: " in result.stderr
+    assert json.loads(result.stdout)["fits"] is False
+
+
+def test_explain_prints_formulas(folder: Path) -> None:
+    result = call(*ON, "--explain")
+    assert result.exit_code == 0
+    assert "tokens/s a GPU = tokens/s / GPUs = " in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "16384"], "which GPU the plan is for is not known; give --gpu NAME (cluster.gpu), one of V100-"),
+        (["--gpu", "h100"], "how many ranks there are is not known; give --gpus N (cluster.gpus)"),
+        (["--gpu", "h10o", "--gpus", "16384"], "did you mean H100-SXM-80GB"),
+        (["--gpu", "gone.yaml", "--gpus", "16384"], "gone.yaml"),
+        (["--gpu", "h100", "--gpus", "1000"], "128"),
+        ([*ON, "--cluster.nic_gbit_s", "400000000000"], "do you mean 400?"),
+        ([*ON, "--cluster.price_per_gpu_hour", "-2"], "cluster.price_per_gpu_hour = -2"),
+        ([*ON, "--model.vocab", "auto"], "model.vocab is auto"),
+        ([*ON, "--precision.linear", "fp4"], "has no products in fp4"),
+        ([*ON, "--ranks", "--explain"], "give them without --ranks and --build-rank"),
+        ([*ON, "--build-rank", "0", "--html", "a.html"], "give them without --ranks and --build-rank"),
+    ],
+)
+def test_what_cannot_be_is_one_message_and_exit_code_2(folder: Path, words: list[str], message: str) -> None:
+    result = call(*words)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
