@@ -45,6 +45,7 @@ PURE = (
     "fivefold.plan.cost",
     "fivefold.plan.goodput_events",
     "fivefold.plan.overview",
+    "fivefold.plan.page",
     "fivefold.plan.pipeline",
     "fivefold.plan.planned",
     "fivefold.plan.ranks",

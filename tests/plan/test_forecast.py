@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -207,12 +205,6 @@ def test_the_gpu_of_this_machine_is_taken_where_the_driver_tells_it(
     command.write_text("#!/bin/sh\nexit 9\n")
     with pytest.raises(UserError, match="which GPU"):
         plan(run).forecast()
-
-
-def test_a_forecast_loads_no_torch() -> None:
-    modules = ", ".join(("forecast", "forecast_table", "explain"))
-    check = f"import sys\nfrom fivefold.plan import {modules}\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_explain_writes_every_figure_with_its_numbers(tight: Forecast) -> None:

@@ -44,11 +44,15 @@ def told(*words: str) -> dict[str, Any]:
 
 
 def test_the_largest_run_is_planned_in_under_a_second_of_work(folder: Path) -> None:
-    """Time of the processor: other tests run beside this one."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-m", "fivefold", "plan", "run.yaml", *ON], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
+    """Time of the processor, the least of three: other tests run beside this one."""
+    words = [sys.executable, "-m", "fivefold", "plan", "run.yaml", *ON]
+    took = []
+    while len(took) < 3 and min(took, default=2.0) >= 1.0:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(words, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(took) < 1.0
 
 
 def test_the_table_and_the_json_say_the_same(folder: Path) -> None:

@@ -28,7 +28,7 @@ STYLE = (
     "body{font:14px system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:24px}"
     "table{border-collapse:collapse;margin:16px 0}"
     "th,td{text-align:left;vertical-align:top;padding:3px 20px 3px 0;border-bottom:1px solid var(--line)}"
-    "th{font-weight:600}td small{color:var(--faint)}"
+    "th{font-weight:600}tr[data-figure] td:not(:last-child){white-space:nowrap}td small{color:var(--faint)}"
     ".bad{color:var(--bad);font-weight:600}.good{font-weight:600}"
     ".wide{overflow-x:auto;margin:16px 0}pre{overflow-x:auto;font-size:12px}"
     # The pipeline's picture has a style of its own, for white paper, which comes later and weighs less.

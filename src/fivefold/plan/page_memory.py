@@ -10,8 +10,8 @@ from fivefold.plan.page_chart import chart, legend, text
 
 LEFT, WIDTH, RIGHT = 64, 760, 150
 ROW, GAP = 18, 4
-BESIDE = len(CATEGORIES) - 1
-"""The colour of what lies beside tensors: that of a category that is seldom there."""
+BESIDE = len(CATEGORIES)
+"""The colour of what lies beside tensors, after those of the categories."""
 
 
 def memory_bars(memory: Memory) -> str:

@@ -26,6 +26,7 @@ def pipeline_picture(found: Forecast) -> Iterator[str]:
     shown, whole = microbatches_of(run), found.microbatches
     if shown < whole:
         yield f"<p>Drawn are {shown:,} of a step's {whole:,} microbatches; the others go the same way.</p>"
+    yield "<p>Its bubble is that of the rank whose step is the longest; the figure above, of the busiest rank.</p>"
     schedule = found.schedule if shown == whole else schedule_of_run(run)
     forward, input, weight = zip(*found.step.stages, strict=True)
     timeline = simulate(schedule, Times(forward, input, weight, latency=found.step.hop))
