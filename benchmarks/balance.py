@@ -18,12 +18,13 @@ from statistics import fmean
 from fivefold.durable import replace_file
 from fivefold.observe import curves
 from fivefold.observe.curves import HEIGHT, WIDTH, Curve, picture
-from fivefold.observe.history import History, Points, read_history
+from fivefold.observe.history import Choices, History, Points, read_history
 
 RUN_FILE = Path(__file__).with_suffix(".yaml")
 NO_BIAS = ("--model.moe.bias", "false")
 VARIANTS = {
-    "bias": (),
+    "bias-1e-3": ("--routing.bias_rate", "1e-3"),
+    "bias-1e-2": ("--routing.bias_rate", "1e-2"),
     "none": NO_BIAS,
     "sequence": (*NO_BIAS, "--loss.balance_sequence", "0.01"),
     "global": (*NO_BIAS, "--loss.balance_global", "0.01"),
@@ -39,8 +40,8 @@ STYLE = (
     ".paper{fill:var(--paper)}" + curves.STYLE
 )
 HEAD = """\
-| balanced by | validation loss | largest load | layer by layer | entropy |
-|---|---|---|---|---|"""
+| balanced by | validation loss | largest load | layer by layer | of all these steps together | entropy |
+|---|---|---|---|---|---|"""
 
 
 def train(variant: str, seed: int, arguments: argparse.Namespace) -> History:
@@ -54,7 +55,6 @@ def train(variant: str, seed: int, arguments: argparse.Namespace) -> History:
         "steps": arguments.steps,
         "data.train.0.path": arguments.data,
         "data.validation.0.path": validation,
-        "routing.bias_rate": arguments.bias_rate,
     }
     command = [sys.executable, "-m", "fivefold", "train", str(RUN_FILE), *VARIANTS[variant]]
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
@@ -67,14 +67,15 @@ def row(variant: str, histories: Sequence[History]) -> str:
     losses = [f"{validation_loss(each)[-1][1]:.3f}" for each in histories]
     largest = [f"{at_the_end(each.points('moe_load_max')):.2f}" for each in histories]
     layers = [", ".join(f"{load:.2f}" for load in loads_of_layers(each)) for each in histories]
+    together = [f"{load_together(each):.2f}" for each in histories]
     entropy = [f"{at_the_end(each.points('moe_entropy')):.3f}" for each in histories]
-    cells = [" / ".join(values) for values in (losses, largest, layers, entropy)]
+    cells = [" / ".join(values) for values in (losses, largest, layers, together, entropy)]
     return f"| {variant} | {' | '.join(cells)} |"
 
 
 def validation_loss(history: History) -> Points:
     """Of the run's one validation set."""
-    return history.points("val_loss/text")
+    return history.points(history.keys("val_loss/")[0])
 
 
 def at_the_end(points: Points) -> float:
@@ -88,6 +89,16 @@ def loads_of_layers(history: History) -> list[float]:
     return [fmean(each.worst_load(layer) for each in last) for layer in last[-1].by_layer]
 
 
+def load_together(history: History) -> float:
+    """The largest load in any layer if the last steps are counted as one, without the swing from text to text."""
+    last = history.choices[-LAST:]
+    layers = last[-1].by_layer
+    summed = {
+        layer: [sum(row) for row in zip(*(each.by_layer[layer] for each in last), strict=True)] for layer in layers
+    }
+    return max(Choices(0, summed).worst_load(layer) for layer in layers)
+
+
 def smooth(points: Points) -> Points:
     """Means over so many steps in a row, each at the last of its steps."""
     groups = [points[start : start + SMOOTH] for start in range(0, len(points), SMOOTH)]
@@ -95,12 +106,14 @@ def smooth(points: Points) -> Points:
 
 
 def drawing(histories: dict[str, History]) -> str:
-    """An SVG file: loads above, validation losses below, light or dark as the browser is."""
+    """An SVG file: loads above, validation losses below, in whole and at the end, light or dark as the browser is."""
     loads = [Curve(name, smooth(each.points("moe_load_max"))) for name, each in histories.items()]
     losses = [Curve(name, validation_loss(each)) for name, each in histories.items()]
+    late = [Curve(each.name, each.points[len(each.points) // 2 :]) for each in losses]
     pictures = [
         picture(f"largest load of an expert in any layer, x even, mean of {SMOOTH} steps", loads),
         picture("validation loss (nats a token)", losses),
+        picture("validation loss in the second half", late),
     ]
     height = HEIGHT * len(pictures)
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
@@ -122,7 +135,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the curves are those of the first")
-    parser.add_argument("--bias-rate", default="1e-3", help="routing.bias_rate of the variant `bias`")
     parser.add_argument("--svg", type=Path, help="where to draw the curves")
     arguments = parser.parse_args()
     first = {}
