@@ -30,6 +30,15 @@ def test_a_preset_lies_under_the_fields_of_the_file(load: Load) -> None:
     assert preset.layers != 2
 
 
+def test_a_section_of_the_file_lies_over_the_presets_and_null_takes_it_away(load: Load) -> None:
+    text = "name: a\nsteps: 1\nmodel: {preset: tiny-deepseek, %s}\ndata: {train: [{path: x}]}\n"
+    preset = load(text=text % "mtp: 1").model
+    own = load(text=text % "moe: {experts: 32}").model
+    assert preset.moe is not None
+    assert own == preset.model_copy(update={"moe": preset.moe.model_copy(update={"experts": 32})})
+    assert load(text=text % "moe: null").model.moe is None
+
+
 def test_a_flag_chooses_the_preset_and_changes_inside_it(load: Load) -> None:
     model = load("--model.preset", "llama-3-405b", "--model.rope_scaling.factor", "4", "--model.vocab", "1003").model
     assert model.layers == 126

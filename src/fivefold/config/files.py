@@ -77,7 +77,7 @@ def _run_of(document: Document, arguments: Sequence[str], source: str) -> Run:
         base = None
         problems.append(str(error))
     if base is not None and base.value:
-        values["model"] = base.value | _section(values, "model")
+        values["model"] = _laid_over(base.value, _section(values, "model"))
         places = {("model", *inner): place for inner, place in base.places.items()} | places
     flags.apply(over_base, values)
     problems += _tidy(Run, values, (), places)
@@ -98,6 +98,16 @@ def _around_base(given: Sequence[flags.Override]) -> tuple[Sequence[flags.Overri
     wholes = [number for number, override in enumerate(given, 1) if override.path == ("model",)]
     last = max(wholes, default=0)
     return given[:last], given[last:]
+
+
+def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """`own` over `base`, inside sections too: what a section of one's own leaves out is the base's."""
+    inner = {
+        key: _laid_over(base[key], value)
+        for key, value in own.items()
+        if isinstance(value, dict) and isinstance(base.get(key), dict)
+    }
+    return base | own | inner
 
 
 def _section(values: dict[str, Any], key: str) -> dict[str, Any]:
