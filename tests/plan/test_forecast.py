@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.config.run import Checkpoint, Cluster, Run
+from fivefold.config.run import Checkpoint, Cluster, Precision, Run
 from fivefold.errors import UserError
 from fivefold.plan import accuracy
 from fivefold.plan.figures import BASES
@@ -235,3 +235,17 @@ def test_the_table_has_a_line_a_figure_and_a_pipeline_rank(tight: Forecast) -> N
     assert marked[0].split()[0] == "1"
     assert f"{tight.memory.worst.allocated / 2**30:.2f}" in marked[0]
     assert tight.verdict() in lines
+
+
+def test_a_short_run_is_told_in_short_units() -> None:
+    found = small()
+    assert found.figure("calendar_days").text.endswith(" s")
+    assert found.figure("energy_kwh").text.endswith(" kWh")
+    assert found.figure("calendar_days").text in found.figure("calendar_days").formula
+
+
+def test_products_in_fp64_are_taken_to_be_as_fast_as_in_fp32() -> None:
+    run = small_run(dp=4).model_copy(update={"cluster": Cluster(gpu="h100"), "precision": Precision(compute="fp64")})
+    found = plan(run).forecast()
+    assert found.budget.peak == found.cluster.accelerator.peak_of("fp32")
+    assert "products in fp64 are as fast as in fp32" in found.assumptions()

@@ -228,7 +228,8 @@ def budget_of(run: Run, accelerator: Accelerator, *, efficiency: float = 0.5, op
     tokens = optimal_tokens(counts.total, counts.active) if optimal else given_tokens(run.total_steps * a_step)
     words = f"6 x weights that multiply + attention over {run.data.seq_len:,} tokens, causal"
     flops = train_flops_per_token(run.model, run.data.seq_len)
-    product = {"auto": run.precision.compute, "fp4": "fp4"}.get(run.precision.linear, "fp8")
+    compute = {"fp64": "fp32"}.get(run.precision.compute, run.precision.compute)
+    product = {"auto": compute, "fp4": "fp4"}.get(run.precision.linear, "fp8")
     return _budget(
         counts.total, counts.active, tokens, state_of(run.precision), flops, words, accelerator, product, efficiency
     )

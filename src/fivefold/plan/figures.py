@@ -246,7 +246,7 @@ def _length(found: Forecast) -> list[Figure]:
     basis, bar = found.rates_basis, accuracy.of_step_time(found.run, found.cluster.accelerator)
     tokens, flops = budget.tokens.tokens, budget.flops
     calendar = "assumed" if cost.goodput is not None else basis
-    busy, days = f"{cost.busy_days:.4g} days", f"{cost.calendar_days:.4g} days"
+    busy, days = _days(cost.busy_days), _days(cost.calendar_days)
     ended = "without failures" if cost.goodput is None else "what failures leave of the time"
     return [
         Figure(
@@ -310,10 +310,14 @@ def _length(found: Forecast) -> list[Figure]:
             "days",
             days,
             calendar,
-            formula("calendar days", "days of training / ETTR", f"{cost.busy_days:.4g} / {cost.ettr:.4f}", days),
+            formula("calendar days", "days of training / ETTR", f"{busy} / {cost.ettr:.4f}", days),
             bar,
         ),
     ]
+
+
+def _days(days: float) -> str:
+    return f"{days:.4g} days" if days >= 3 else time(days * DAY)
 
 
 def _price(found: Forecast) -> list[Figure]:
@@ -355,7 +359,7 @@ def _price(found: Forecast) -> list[Figure]:
         how = formula("money", "GPU-hours to pay x price", f"{paid} x {cost.price:g}", text)
         figures.append(Figure("money", "money", cost.money, "of the price", text, calendar, how, bar))
     if cost.energy_kwh is not None:
-        text = f"{count(cost.energy_kwh / 1000)} MWh"
+        text = f"{count(cost.energy_kwh / 1000)} MWh" if cost.energy_kwh >= 1000 else f"{cost.energy_kwh:.4g} kWh"
         how = formula(
             "energy", "GPU-hours to pay x watts of a GPU x PUE", f"{paid} x {cost.watts:g} W x {cost.pue:g}", text
         )

@@ -107,6 +107,8 @@ class Forecast:
             f"software: {self.software.name}, kernels of generation {self.software.generation}",
             f"MFU: {CONVENTION}",
         ]
+        if self.run.precision.compute == "fp64":
+            found.append("products in fp64 are as fast as in fp32")
         if self.run.model.moe is not None:
             found.append("experts get equal loads; of a hot one the others wait")
         job = self.cost.goodput
