@@ -19,7 +19,9 @@ def scaling_curves(points: Sequence[Point]) -> str:
     """Days, and tokens a second and GPU relative to the run as it is, against GPUs on a logarithmic axis."""
     days = [(point.gpus, point.calendar_days) for point in points if point.calendar_days is not None]
     shares = [(point.gpus, point.efficiency) for point in points if point.efficiency is not None]
-    return _curve("calendar days", days, 0, say) + _curve("efficiency", shares, 1, percent)
+    return _curve("calendar days", days, 0, say) + _curve(
+        "efficiency: tokens/s a GPU, of this run's", shares, 1, percent
+    )
 
 
 def _curve(title: str, points: Sequence[tuple[int, float]], colour: int, say_value: Callable[[float], str]) -> str:
