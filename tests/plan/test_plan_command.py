@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,18 @@ def told(*words: str) -> dict[str, Any]:
     return json.loads(call("--json", *words).stdout)
 
 
-def test_the_largest_run_is_planned_in_under_a_second_of_work(folder: Path) -> None:
-    """Time of the processor, the least of three: other tests run beside this one."""
-    words = [sys.executable, "-m", "fivefold", "plan", "run.yaml", *ON]
+def test_the_largest_run_is_planned_in_under_a_second(folder: Path) -> None:
+    """Time of the processor, for other tests run beside this one: the start of a process, most of it, may double."""
     took = []
-    while len(took) < 3 and min(took, default=2.0) >= 1.0:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(words, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < 1.0
+    for _ in range(3):
+        began = time.process_time()
+        assert call(*ON).exit_code == 0
+        took.append(time.process_time() - began)
+    assert min(took) < 0.4
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "fivefold", "plan", "run.yaml", *ON], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.0
 
 
 def test_the_table_and_the_json_say_the_same(folder: Path) -> None:
