@@ -11,12 +11,15 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import fivefold
 from fivefold.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from fivefold.config.run import Run
 
 
 class Failure(click.ClickException):
@@ -138,6 +141,8 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.option("--build-rank", "rank", type=int, metavar="N", help="Build what rank N holds, and print its parameters.")
 @click.option("--explain", is_flag=True, help="Print each figure's formula with its numbers.")
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as one page.")
+@click.option("--search", "find", is_flag=True, help="Find the fastest layouts that fit, and tell why they are.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="With --search: write the best run.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.pass_context
 def plan(
@@ -147,11 +152,14 @@ def plan(
     rank: int | None,
     explain: bool,
     html: Path | None,
+    find: bool,
+    write: Path | None,
     as_json: bool,
 ) -> None:
     """Tell a run's time, memory and cost on any cluster (--gpu, --gpus), on any machine.
 
     Or what its ranks are (--ranks), or what one of them holds (--build-rank N). Exits with 3 if the run does not fit.
+    With --search, which layouts are fastest and fit; the run's own may then be illegal.
     """
     from fivefold.config.files import load_run
     from fivefold.config.rules import LEGALITY
@@ -163,7 +171,13 @@ def plan(
         raise click.UsageError(
             "--explain and --html are of time, memory and cost; give them without --ranks and --build-rank"
         )
+    if write is not None and not find:
+        raise click.UsageError("--write writes the best layout of --search; give both")
     file, overrides = run_file(words)
+    if find:
+        if list_ranks or rank is not None or explain or html is not None:
+            raise click.UsageError("--search is a plan of its own; give it without the other kinds")
+        ctx.exit(_search(load_run(file, overrides, ()), write, as_json))
     planned = plan_of(load_run(file, overrides, LEGALITY))
     if list_ranks or rank is not None:
         found = planned.ranks() if rank is None else planned.build_rank(rank)
@@ -184,6 +198,22 @@ def plan(
     if (too_much := forecast.too_much()) is not None:
         click.echo(too_much, err=True)
         ctx.exit(3)
+
+
+def _search(run: Run, write: Path | None, as_json: bool) -> int:
+    """Searches a run's layouts; the exit code is 3 if none fits."""
+    from fivefold.plan.cluster import cluster_of
+    from fivefold.plan.search import search
+
+    found = search(run, cluster_of(run), say=lambda line: click.echo(line, err=True))
+    if as_json:
+        print_json(found.json())
+    else:
+        click.echo("\n".join(found.lines()))
+    if write is not None and found.best:
+        found.write(write)
+        click.echo(f"{write} is the run with the best layout", err=True)
+    return 0 if found.best else 3
 
 
 @commands.command("validate-plan")

@@ -1,0 +1,201 @@
+"""The layout search: nothing better is left out, published layouts are not better, and what it writes trains."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fivefold.cli import commands
+from fivefold.config.files import ConfigError, dump_run, load_run
+from fivefold.config.models import preset_fields
+from fivefold.config.rules import LEGALITY, check, with_world
+from fivefold.config.run import Batch, Data, Experts, Model, Parallel, Recompute, Run, Source
+from fivefold.config.run import Cluster as Asked
+from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_name
+from fivefold.pipeline.memory import levels
+from fivefold.pipeline.named import make_schedule
+from fivefold.pipeline.stage_bytes import StageBytes, sizes_of
+from fivefold.plan.cluster import Cluster, cluster
+from fivefold.plan.memory import memory
+from fivefold.plan.search import Found, search
+from fivefold.plan.search_bounds import waiting
+from fivefold.plan.search_space import SCHEDULES
+from fivefold.plan.software import fivefold
+from fivefold.plan.time import step_time
+
+DENSE = Model(layers=4, hidden=1024, heads=8, kv_heads=4, ffn=4096, vocab=32000)
+MIXED = Model(
+    layers=2, hidden=512, heads=8, kv_heads=4, ffn=2048, vocab=8000, moe=Experts(experts=8, top_k=2, ffn=1024)
+)
+
+
+def run_on(model: Model, gpu: str, gpus: int, seq_len: int, batch: int, micro: int = 1, mode: str = "none",
+           **parallel: Any) -> Run:  # fmt: skip
+    return Run(
+        name="searched",
+        steps=1,
+        cluster=Asked(gpu=gpu, gpus=gpus),
+        model=model,
+        data=Data(train=[Source(path=Path("none"))], seq_len=seq_len),
+        batch=Batch(global_size=batch, micro_size=micro),
+        parallel=Parallel(**parallel),
+        recompute=Recompute(mode=mode),  # type: ignore[arg-type]
+    )
+
+
+def machines(gpu: str, gpus: int, gib: float | None = None) -> Cluster:
+    """A cluster whose GPUs have less memory than theirs."""
+    accelerator = by_name(gpu)
+    return cluster(accelerator if gib is None else replace(accelerator, memory=gib * 2**30), gpus)
+
+
+def fastest_of_all(run: Run, on: Cluster) -> float:
+    """Seconds of the best layout of two GPUs, found by trying all that there are."""
+    best = float("inf")
+    degrees = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 1)]
+    experts = (1, 2) if run.model.moe else (1,)
+    kinds = [("1f1b", 1), *((name, chunks) for name in SCHEDULES for chunks in (1, 2))]
+    axes = (degrees, experts, (1, 2), (0, 1, 3), ("none", "selective", "full"), kinds)
+    for (tp, cp, pp), ep, micro, zero, mode, (name, chunks) in product(*axes):
+        if pp == 1 and name != "1f1b":
+            continue
+        parallel = Parallel(tp=tp, cp=cp, pp=pp, ep=ep, zero=zero, schedule=name, chunks=chunks)
+        batch, recompute = run.batch.model_copy(update={"micro_size": micro}), Recompute(mode=mode)
+        tried = run.model_copy(update={"parallel": parallel, "batch": batch, "recompute": recompute})
+        tried = with_world(tried, on.gpus)
+        if check(tried, on.gpus, LEGALITY):
+            continue
+        seconds = step_time(tried, on, fivefold(zero, pp)).seconds
+        if seconds < best and memory(tried, on, fivefold(zero, pp)).fits:
+            best = seconds
+    return best
+
+
+@pytest.mark.parametrize(
+    ("model", "gib"),
+    [(DENSE, 3.6), (MIXED, None)],
+    ids=["dense, little memory", "experts"],
+)
+def test_no_layout_is_better_than_the_best_that_is_found(model: Model, gib: float | None) -> None:
+    run, on = run_on(model, "h100", 2, 2048, 2, mode="full"), machines("h100", 2, gib)
+    found = search(run, on)
+    assert found.best[0].step.seconds == pytest.approx(fastest_of_all(run, on), rel=1e-9)
+    assert all(each.memory.fits and not check(each.run, 2) for each in found.best)
+    assert [each.step.seconds for each in found.best] == sorted(each.step.seconds for each in found.best)
+
+
+@pytest.mark.parametrize("name", ["1f1b", *SCHEDULES])
+def test_the_least_that_a_schedule_keeps_is_never_more_than_it_keeps(name: str) -> None:
+    for ranks, microbatches in ((2, 1), (2, 4), (4, 3), (4, 8), (6, 13), (6, 20)):
+        for chunks in {"interleaved": (2, 3), "zb-v": (2,), "dualpipe-v": (2,)}.get(name, (1,)):
+            if name == "dualpipe-v" and microbatches < 2 * ranks:
+                continue
+            made = make_schedule(name, ranks, microbatches, chunks)
+            sizes = sizes_of([StageBytes(0.0, 1.0, 0.0)] * (ranks * chunks))
+            for rank, actions in enumerate(made.actions):
+                kept = max(level.during for level in levels(list(actions), sizes))
+                assert waiting(name, ranks, microbatches, chunks, rank) <= kept
+                assert microbatches < 2 * ranks or waiting(name, ranks, microbatches, chunks, rank) >= 0.7 * kept
+
+
+def published(preset: str, gpu: str, gpus: int, seq_len: int, batch: int, **layout: Any) -> Run:
+    vocab = {"vocab": 250880} if preset == "bloom-176b" else {}
+    return run_on(Model.model_validate(preset_fields(preset).value | vocab), gpu, gpus, seq_len, batch, **layout)
+
+
+BLOOM = published("bloom-176b", "a100-sxm-80gb", 384, 2048, 2048, micro=2, mode="full", tp=4, pp=12, dp=8)
+LLAMA = published("llama-3-405b", "h100", 16384, 8192, 2048, tp=8, pp=16, dp=128, zero=3)
+DEEPSEEK = published("deepseek-v3", "h800", 2048, 4096, 15360, mode="full", pp=16, dp=128, ep=64)
+
+
+@pytest.mark.parametrize("run", [BLOOM, LLAMA, DEEPSEEK], ids=["bloom", "llama", "deepseek"])
+def test_published_layouts_are_legal_and_fit(run: Run) -> None:
+    run, on = with_world(run, run.cluster.gpus), machines(run.cluster.gpu, int(run.cluster.gpus))
+    assert not check(run, on.gpus, LEGALITY)
+    assert memory(run, on, fivefold(run.parallel.zero, run.parallel.pp)).fits
+
+
+def test_the_best_is_no_worse_than_a_published_layout_that_the_search_is_not_told() -> None:
+    """BLOOM with 6 of its 70 layers, on as many GPUs as one replica's, with 4 microbatches a rank."""
+    model = BLOOM.model.model_copy(update={"layers": 6})
+    told = run_on(model, "a100-sxm-80gb", 8, 2048, 16, micro=2, mode="full", tp=4, pp=2, dp=1)
+    on = machines("a100-sxm-80gb", 8)
+    found = search(told.model_copy(update={"parallel": Parallel(tp=3)}), on)
+    assert found.own.verdict == "illegal"
+    assert found.best[0].step.seconds <= 1.05 * step_time(told, on, fivefold(1, 2)).seconds
+
+
+SMALL = run_on(DENSE, "h100", 8, 2048, 8, mode="full", dp=8, zero=3)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(SMALL, machines("h100", 8, 3.4))
+
+
+def test_the_users_layout_is_told_what_it_costs_more(found: Found) -> None:
+    assert found.own.verdict == "worse"
+    told = "\n".join(found.lines())
+    assert "your layout (dp 8, micro 1, zero 3, recompute full)" in told
+    assert "recompute +" in told
+    parts = found.json()["own"]["against_best"]
+    assert parts["recompute"] > 0
+
+
+def test_an_illegal_layout_is_answered_with_its_rules() -> None:
+    run = run_on(DENSE, "h100", 8, 2048, 8, tp=3)
+    own = search(run, machines("h100", 8)).own
+    assert own.verdict == "illegal"
+    assert own.json()["rules"] == check(run, 8, LEGALITY)
+
+
+def test_a_layout_without_room_is_answered_with_numbers() -> None:
+    own = search(run_on(DENSE, "h100", 8, 2048, 8, dp=8, zero=0), machines("h100", 8, 3.4)).own
+    assert own.verdict == "does not fit"
+
+
+def test_what_comes_nearest_is_told_if_nothing_fits() -> None:
+    found = search(SMALL, machines("h100", 8, 1.0))
+    assert not found.best
+    assert found.miss is not None
+    assert "no layout fits; the nearest is" in "\n".join(found.lines())
+    assert "too few" in "\n".join(found.lines())
+    with pytest.raises(UserError, match="no layout fits"):
+        found.write(Path("never.yaml"))
+
+
+def test_what_is_written_is_the_run_with_the_best_layout(found: Found, tmp_path: Path) -> None:
+    found.write(tmp_path / "best.yaml")
+    run = load_run(tmp_path / "best.yaml")
+    assert not check(run)
+    assert run == found.best[0].run
+    same = {"parallel", "batch", "recompute"}
+    assert run.model_dump(exclude=same) == SMALL.model_dump(exclude=same)
+    assert run.batch.global_size == SMALL.batch.global_size
+
+
+def test_a_run_that_this_version_cannot_train_is_not_written(tmp_path: Path) -> None:
+    precision = SMALL.precision.model_copy(update={"linear": "fp8-block"})
+    narrow = search(SMALL.model_copy(update={"precision": precision}), machines("h100", 8))
+    assert narrow.best
+    with pytest.raises(ConfigError, match="8-bit"):
+        narrow.write(tmp_path / "best.yaml")
+    assert not (tmp_path / "best.yaml").exists()
+
+
+def test_the_command_searches_and_writes(tmp_path: Path) -> None:
+    file, best = tmp_path / "run.yaml", tmp_path / "best.yaml"
+    file.write_text(dump_run(SMALL))
+    words = ["plan", str(file), "--search", "--write", str(best), "--json", "--parallel.tp", "3"]
+    answer = CliRunner().invoke(commands, words)
+    assert answer.exit_code == 0, answer.output
+    shown = json.loads(answer.stdout)
+    assert shown["own"]["verdict"] == "illegal"
+    assert load_run(best).parallel.model_dump() == shown["best"][0]["parallel"]
