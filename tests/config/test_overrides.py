@@ -41,7 +41,7 @@ def test_a_model_given_whole_lies_over_the_preset_that_it_names(load: Load) -> N
     whole = "--model={preset: tiny-moe, moe: {experts: 2, top_k: 2, ffn: 8}}"
     model = load("--model.layers", "9", whole, "--model.heads", "4").model
     assert (model.layers, model.heads, model.hidden, model.family) == (4, 4, 256, "llama")
-    assert (model.moe.experts, model.moe.ffn, model.moe.scores) == (2, 8, "softmax")
+    assert (model.moe.experts, model.moe.ffn, model.moe.scores) == (2, 8, "sigmoid")  # scores are the preset's
     assert load(whole, "--model.moe.ffn=16").model.moe.ffn == 16
 
 
