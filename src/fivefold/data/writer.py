@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 
 from fivefold.data.indexed import write_index
+from fivefold.data.token_bytes import token_bytes
 from fivefold.data.tokens import PAIR, SIDECAR, checksum
 from fivefold.errors import UserError
 
@@ -22,8 +23,8 @@ MAX_DOCUMENT = 2**31 - 1  # the index counts a sequence's tokens in int32
 
 
 def token_dtype(vocab: int) -> np.dtype:
-    """The type of the tokens on disk: uint16 where the vocabulary is under 65,500, else int32 (as Megatron-LM)."""
-    return np.dtype("<u2") if vocab < 65_500 else np.dtype("<i4")
+    """The type of the tokens on disk: uint16 or int32, as wide as `token_bytes` says."""
+    return np.dtype({2: "<u2", 4: "<i4"}[token_bytes(vocab)])
 
 
 class TokenWriter:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
-from fivefold.data.writer import token_dtype
+from fivefold.data.token_bytes import token_bytes
 from fivefold.errors import UserError
 from fivefold.model.spec import parameters as model_parameters
 from fivefold.model.spec import vocabulary
@@ -122,7 +122,7 @@ def token_files(tokens: float, vocabulary_size: int) -> TokenFiles:
     """
     positive("the number of tokens", tokens, "tokens")
     whole("the vocabulary", vocabulary_size)
-    return TokenFiles(tokens, token_dtype(vocabulary_size).itemsize)
+    return TokenFiles(tokens, token_bytes(vocabulary_size))
 
 
 @dataclass(frozen=True)
