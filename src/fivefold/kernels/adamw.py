@@ -29,26 +29,12 @@ def adamw_(
     `step` is the number of this update, 1 for the first; if `found_inf` is not 0, nothing changes. These two and
     `divisor` are single numbers on the device of `param`. Computed in at least fp32, and rounded once to each format.
     """
-    update_ = reference_
     if param.is_cuda and param.dtype != torch.float64:
-        from fivefold.kernels.adamw_triton import adamw_ as update_
-    update_(param, grad, exp_avg, exp_avg_sq, step, divisor, found_inf, lr, betas, eps, weight_decay)
+        from fivefold.kernels import adamw_triton
 
-
-def reference_(
-    param: Tensor,
-    grad: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    step: Tensor,
-    divisor: Tensor,
-    found_inf: Tensor,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """As `adamw_`."""
+        tensors = (param, grad, exp_avg, exp_avg_sq, step, divisor, found_inf)
+        adamw_triton.adamw_(*tensors, lr, betas, eps, weight_decay)
+        return
     if found_inf.item():
         return
     wide = torch.promote_types(param.dtype, torch.float32)

@@ -43,6 +43,8 @@ def train_step(
     norm, totals = squares.sum().sqrt(), ledger.totals(reported)
     optimizer.step(gradients, lr, norm, clip)
     pipeline.renew_copies()
-    for layer, router in pipeline.routers.items():
-        router.update(ledger.counts_of(totals)[layer], applied=torch.isfinite(norm))
+    if pipeline.routers:
+        counts, applied = ledger.counts_of(totals), torch.isfinite(norm)
+        for layer, router in pipeline.routers.items():
+            router.update(counts[layer], applied)
     return StepResult(total[0], norm, squares, totals)
