@@ -9,6 +9,34 @@ import math
 from collections.abc import Iterable
 from html import escape
 
+LIGHT = (
+    "#1f5fc4",
+    "#d1570a",
+    "#1a8a5a",
+    "#8a3ab8",
+    "#b3861a",
+    "#c22f5e",
+    "#3c8fa3",
+    "#6b6b6b",
+    "#84a729",
+    "#7a4a2a",
+    "#b9a9c9",
+)
+DARK = (
+    "#78aaff",
+    "#ff9d5c",
+    "#5fd6a2",
+    "#cf9bff",
+    "#e8c35a",
+    "#ff86a8",
+    "#7fd3e6",
+    "#a9a9a9",
+    "#b9dc62",
+    "#c99a76",
+    "#57506b",
+)
+"""Colours of curves and bars on light paper, and the same on dark paper."""
+
 
 def document(title: str, style: str, body: Iterable[str]) -> str:
     """A whole HTML page. `style` is CSS; `body` is HTML, escaped by who made it."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fivefold.observe.history import Points, finite
-from fivefold.pages import round_step, say
+from fivefold.pages import DARK, LIGHT, round_step, say
 
 WIDTH, HEIGHT = 560, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 28, 24
@@ -26,11 +26,14 @@ NAMED = 8
 WIDE = 30.0
 """From this ratio of the highest to the lowest value on the axis is logarithmic."""
 
+
+def _variables(colours: Sequence[str]) -> str:
+    return "".join(f"--s{number}:{colour};" for number, colour in enumerate(colours[:NAMED]))
+
+
 STYLE = "".join(
     [
-        ":root{--s0:#1f5fc4;--s1:#d1570a;--s2:#1a8a5a;--s3:#8a3ab8;--s4:#b3861a;--s5:#c22f5e;--s6:#3c8fa3;--s7:#6b6b6b}",
-        "@media(prefers-color-scheme:dark){:root{--s0:#78aaff;--s1:#ff9d5c;--s2:#5fd6a2;--s3:#cf9bff;--s4:#e8c35a;"
-        "--s5:#ff86a8;--s6:#7fd3e6;--s7:#a9a9a9}}",
+        f":root{{{_variables(LIGHT)}}}@media(prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}",
         "svg text{font:11px system-ui,sans-serif;fill:var(--ink)}",
         "svg .title{font-weight:600;font-size:13px}",
         ".curve{fill:none;stroke-width:1.4;stroke-linejoin:round}",

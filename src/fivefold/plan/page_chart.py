@@ -1,6 +1,6 @@
 """What the pictures of a plan's page have in common: colours for light and dark paper, text, legends.
 
-Imports nothing of ours.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -8,32 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-LIGHT = (
-    "#1f5fc4",
-    "#d1570a",
-    "#1a8a5a",
-    "#8a3ab8",
-    "#b3861a",
-    "#c22f5e",
-    "#3c8fa3",
-    "#6b6b6b",
-    "#84a729",
-    "#7a4a2a",
-    "#b9a9c9",
-)
-DARK = (
-    "#78aaff",
-    "#ff9d5c",
-    "#5fd6a2",
-    "#cf9bff",
-    "#e8c35a",
-    "#ff86a8",
-    "#7fd3e6",
-    "#a9a9a9",
-    "#b9dc62",
-    "#c99a76",
-    "#57506b",
-)
+from fivefold.pages import DARK, LIGHT
+
 COLOURS = len(LIGHT)
 
 
