@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -31,6 +33,16 @@ def opened(directory: Path, **change) -> Weights:
     """The weights of a directory for the model that its config describes, with some fields changed."""
     model = read_model(directory).model_copy(update=change)
     return open_weights(directory, model, adaptor_of(model))
+
+
+def rewritten(source: Path, target: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
+    """A copy of a directory whose tensors went through `change(dict)`."""
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    target.mkdir()
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+    return target
 
 
 def loaded_by_a_rank(team: Team, directory: Path) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from fivefold.errors import UserError
 from fivefold.model.hf_import import load_huggingface, load_into, open_weights
 from fivefold.model.transformer import Transformer
 from tests.checkpoint.crew import Crew
-from tests.model.hf_directories import adaptor_of, loaded_by_a_rank, opened, read_model
+from tests.model.hf_directories import adaptor_of, loaded_by_a_rank, opened, read_model, rewritten
 from tests.model.hf_models import bloom, deepseek, llama, mixtral, saved
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -20,16 +20,6 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory):
     return saved(llama(), tmp_path_factory.mktemp("untied"))
-
-
-def rewritten(source, target, change):
-    """A copy of a directory whose tensors went through `change(dict)`."""
-    tensors = load_file(source / "model.safetensors")
-    change(tensors)
-    target.mkdir()
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "config.json").write_bytes((source / "config.json").read_bytes())
-    return target
 
 
 def drop_head(tensors):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
@@ -13,7 +13,7 @@ from fivefold.model.attention import context
 from fivefold.model.hf_export import export
 from fivefold.model.hf_import import open_weights
 from fivefold.model.part import WHOLE
-from tests.model.hf_directories import adaptor_of, opened, read_model
+from tests.model.hf_directories import adaptor_of, opened, read_model, rewritten
 from tests.model.hf_models import END, deepseek, exported, saved
 from tests.model.test_hf_logits import TOKENS, loaded
 
@@ -78,15 +78,6 @@ def test_embedding_and_head_are_written_once_more_a_depth(predicting):
         original = "model.embed_tokens.weight" if tied or "embed_tokens" in name else "lm_head.weight"
         assert torch.equal(stored[name], stored[original])
     assert json.loads((predicting / "config.json").read_text())["num_nextn_predict_layers"] == DEPTHS
-
-
-def rewritten(source, target, change):
-    tensors = load_file(source / "model.safetensors")
-    change(tensors)
-    target.mkdir()
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    (target / "config.json").write_bytes((source / "config.json").read_bytes())
-    return target
 
 
 def test_a_copy_that_differs_is_refused_by_the_rank_that_reads_its_part_and_one_that_is_absent_is_not_missed(
