@@ -8,13 +8,16 @@ file and its overrides in `files.py`. The sentences below the fields are the ref
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Auto = Literal["auto"]
 ComputeType = Literal["fp64", "fp32", "bf16", "fp16"]
 StateType = Literal["auto", "fp32", "bf16"]
+RecomputeMode = Literal["none", "selective", "full"]
+RECOMPUTE_MODES: tuple[RecomputeMode, ...] = get_args(RecomputeMode)
+"""From the one that keeps most on."""
 
 
 class Section(BaseModel):
@@ -293,7 +296,7 @@ class Precision(Section):
 class Recompute(Section):
     """Which activations are computed again in backward instead of kept."""
 
-    mode: Literal["none", "selective", "full"] = "none"
+    mode: RecomputeMode = "none"
     """`selective` keeps matrix products and attention's output; `full` keeps a block's input only."""
     every: int = 1
     """Of every n-th layer."""

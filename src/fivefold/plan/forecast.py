@@ -23,7 +23,7 @@ from fivefold.plan.failures import Failures, failures_of
 from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.lasting import goodput_of, own_tier
 from fivefold.plan.memory import GIB, Memory, memory
-from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
@@ -88,7 +88,7 @@ class Forecast:
     @cached_property
     def scaling(self) -> tuple[Point, ...]:
         """The same run on fewer and on more accelerators."""
-        return scaling(self.run, self.failures)
+        return scaling(self.run, self.failures, self.step.tokens_per_s / self.cluster.gpus)
 
     def figure(self, name: str) -> Figure:
         """One of the figures. Raises KeyError for another name."""
@@ -237,14 +237,12 @@ def forecast(
 
 def _known(run: Run) -> Run:
     """With the vocabulary and the accelerator that data and machine tell."""
+    run = with_known_vocabulary(run)
     if run.model.vocab == "auto":
-        vocabulary = known_vocabulary(run)
-        if vocabulary is None:
-            raise UserError(
-                "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
-                "--model.vocab N"
-            )
-        run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+        raise UserError(
+            "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
+            "--model.vocab N"
+        )
     if run.cluster.gpu == "auto" and (found := local_accelerator()) is not None:
         run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpu": found.name})})
     return run

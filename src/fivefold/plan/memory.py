@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
@@ -29,8 +29,6 @@ from fivefold.plan.memory_state import Bytes, Moment, State, state_of
 from fivefold.plan.software import Software
 
 GIB = 2**30
-RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
-"""The modes of recompute, from the one that keeps most on."""
 
 CATEGORIES = {
     "weights": "this rank's pieces of the weights, in the format in which they are kept",
@@ -78,6 +76,11 @@ class RankMemory:
         """What the driver shows: with the context, libraries and the buffers of communicators."""
         return self.reserved + self.overhead.context
 
+    @property
+    def needed(self) -> float:
+        """What it cannot run with less than: its tensors and the context, without gaps."""
+        return self.allocated + self.overhead.context
+
     def formula(self, category: str) -> str:
         """ " = 4 bytes x 1,000 pieces", for a category that is a multiple of something; else nothing."""
         size, held = self.parts.get(category, 0.0), self.held
@@ -119,7 +122,7 @@ class Memory:
     @property
     def fits(self) -> bool:
         """Whether the fullest rank's tensors and context find room; gaps are given back before the allocator fails."""
-        return self.worst.allocated + self.worst.overhead.context <= self.capacity
+        return self.worst.needed <= self.capacity
 
     def read_as(self, kind: str) -> float:
         """The fullest rank's peak as `allocated`, `reserved` or `nvidia-smi` would show it; else as allocated."""

@@ -188,6 +188,14 @@ def known_vocabulary(run: Run) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
+def with_known_vocabulary(run: Run) -> Run:
+    """The run with its vocabulary as a number, if its file or its data says it; else as it is."""
+    vocabulary = known_vocabulary(run)
+    if vocabulary is None or vocabulary == run.model.vocab:
+        return run
+    return run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+
+
 def _missing_data(run: Run) -> list[str]:
     """A note for each token set that is not there (a name such as `mine:books` is a source of the user's own)."""
     paths = dict.fromkeys([*(source.path for source in run.data.train), *(each.path for each in run.data.validation)])

@@ -20,7 +20,7 @@ def memory_bars(memory: Memory) -> str:
     numbers = {name: number for number, name in enumerate(CATEGORIES)}
     names = [(numbers[name], name.replace("_", " ")) for name in used]
     parts, top = legend([*names, (BESIDE, "beside tensors")], LEFT, WIDTH, 4)
-    most = max(memory.capacity, *(rank.allocated + rank.overhead.context for rank in memory.ranks))
+    most = max(memory.capacity, *(rank.needed for rank in memory.ranks))
     scale = WIDTH / most
     first = top
     for rank in memory.ranks:

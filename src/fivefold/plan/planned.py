@@ -16,7 +16,7 @@ from fivefold.errors import UserError
 from fivefold.parallel.grid import Grid
 from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.forecast import FAILURES, Forecast, forecast
-from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.pipeline import pipeline_schedule
 from fivefold.plan.ranks import Ranks, ranks
 
@@ -69,9 +69,10 @@ def plan(run: Run) -> Plan:
     world = _world(run)
     _check(run, world)
     run = with_world(run, world)
-    if vocabulary := known_vocabulary(run):
-        run = run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
-        _check(run, world)
+    known = with_known_vocabulary(run)
+    if known is not run:
+        _check(known, world)
+        run = known
     notes = tuple(rule.says(run) for rule in broken_rules(run, NOT_YET))
     return Plan(run, Grid.of(run.parallel, world), pipeline_schedule(run), notes)
 

@@ -186,12 +186,11 @@ def miss_lines(miss: Layout | None) -> list[str]:
 def short_of(layout: Layout) -> str:
     """How much memory its fullest rank lacks, and what it is spent on."""
     worst, capacity = layout.memory.worst, layout.memory.capacity
-    needed = worst.allocated + worst.overhead.context
     parts = {**{name: worst.parts.get(name, 0.0) for name in CATEGORIES}, "context": worst.overhead.context}
     told = ", ".join(
         f"{name.replace('_', ' ')} {bytes / GIB:.1f}" for name, bytes in parts.items() if bytes >= 0.05 * GIB
     )
     return (
-        f"{layout.name} needs {needed / GIB:.1f} GiB on pipeline rank {worst.pp} and the accelerator has "
-        f"{capacity / GIB:.1f}, {(needed - capacity) / GIB:.1f} too few ({told} GiB)"
+        f"{layout.name} needs {worst.needed / GIB:.1f} GiB on pipeline rank {worst.pp} and the accelerator has "
+        f"{capacity / GIB:.1f}, {(worst.needed - capacity) / GIB:.1f} too few ({told} GiB)"
     )

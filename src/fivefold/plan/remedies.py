@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fivefold.config.rules import LEGALITY, check
-from fivefold.config.run import Recompute, Run
+from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.memory import GIB, memory
@@ -21,8 +21,6 @@ Way = list[tuple[str, Run]]
 """Changes of one kind as flags and the changed run, the smallest first."""
 FACTORS = (2, 4, 8)
 """Of a degree."""
-RECOMPUTE = ("none", "selective", "full")
-"""The lightest first."""
 SHOWN = 6
 """At most so many are told, the fastest first."""
 
@@ -65,7 +63,7 @@ def _changes(run: Run, cluster: Cluster) -> Iterator[Way]:
     parallel, batch = run.parallel, run.batch
     yield [
         (f"--recompute.mode {mode}", _recomputed(run, mode))
-        for mode in RECOMPUTE[RECOMPUTE.index(run.recompute.mode) + 1 :]
+        for mode in RECOMPUTE_MODES[RECOMPUTE_MODES.index(run.recompute.mode) + 1 :]
     ]
     yield [(f"--parallel.zero {zero}", _laid(run, zero=zero)) for zero in range(parallel.zero + 1, 4)]
     if batch.micro_size > 1:
@@ -103,4 +101,4 @@ def _tried(flags: str, run: Run, cluster: Cluster) -> Remedy | None:
         seconds = step_time(run, cluster, software).seconds
     except UserError:
         return None
-    return Remedy(flags, (found.worst.allocated + found.worst.overhead.context) / GIB, seconds)
+    return Remedy(flags, found.worst.needed / GIB, seconds)

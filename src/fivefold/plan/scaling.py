@@ -42,12 +42,14 @@ class Point:
         return asdict(self)
 
 
-def scaling(run: Run, failures: Failures) -> tuple[Point, ...]:
-    """The run at each of `FACTORS`, as far as dp stays a whole number."""
+def scaling(run: Run, failures: Failures, here: float) -> tuple[Point, ...]:
+    """The run at each of `FACTORS`, as far as dp stays a whole number.
+
+    `here` is what it makes as it is, in tokens a second and accelerator.
+    """
     dp = run.parallel.dp
     assert dp != "auto", "the ranks are known"
     assert run.cluster.gpus != "auto", "the ranks are known"
-    here = _speed(run)
     return tuple(
         _point(run, int(dp * factor), int(run.cluster.gpus * factor), failures, here)
         for factor in FACTORS
@@ -80,10 +82,3 @@ def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float) -> Poi
         step.tokens_per_s / gpus / here,
         fits,
     )
-
-
-def _speed(run: Run) -> float:
-    """Tokens a second and accelerator."""
-    cluster = cluster_of(run)
-    found = step_time(run, cluster, fivefold(run.parallel.zero, run.parallel.pp))
-    return found.tokens_per_s / cluster.gpus

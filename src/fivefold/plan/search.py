@@ -22,7 +22,7 @@ from fivefold.durable import replace_file
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.memory import memory
-from fivefold.plan.overview import known_vocabulary
+from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.reasons import Layout, Own, miss_lines, own_lines, table
 from fivefold.plan.search_bounds import LeastMemory, least_seconds
 from fivefold.plan.search_space import Degrees, degrees, run_of, schedules
@@ -97,9 +97,7 @@ class _Ranking:
     def limit(self, family: tuple[int, ...]) -> float:
         """Seconds below which a layout of this family would be shown."""
         mine = self.best.get(family)
-        seconds = sorted(each.step.seconds for each in self.best.values())
-        last = seconds[self.top - 1] if len(seconds) >= self.top else float("inf")
-        return last if mine is None else min(last, mine.step.seconds)
+        return self.worst() if mine is None else min(self.worst(), mine.step.seconds)
 
     def worst(self) -> float:
         """Seconds that every layout that is still to come must stay below."""
@@ -280,12 +278,12 @@ def _count(number: int, layouts: int) -> str:
 
 
 def _with_vocabulary(run: Run) -> Run:
-    vocabulary = known_vocabulary(run)
-    if vocabulary is None:
+    run = with_known_vocabulary(run)
+    if run.model.vocab == "auto":
         raise UserError(
             "model.vocab = auto and no token set says the vocabulary; give model.vocab, or data that exists"
         )
-    return run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
+    return run
 
 
 def _without_layout(run: Run) -> Run:

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from fivefold.config.rule import divisors_of
-from fivefold.config.run import Recompute, Run
+from fivefold.config.run import RECOMPUTE_MODES, Recompute, RecomputeMode, Run
 from fivefold.config.schedules import demands_of
 from fivefold.config.split_rules import cuts_sequences, splits_layers
 from fivefold.plan.cluster import Cluster
 
-Mode = Literal["none", "selective", "full"]
 Zero = Literal[0, 1, 2, 3]
-MODES: tuple[Mode, ...] = ("none", "selective", "full")
 FEWEST_TOKENS = 256
 """Of a sequence, on a rank of cp."""
 LARGEST_MICRO = 64
@@ -39,7 +37,7 @@ class Degrees(NamedTuple):
     dp: int
     micro: int
     zero: Zero
-    mode: Mode
+    mode: RecomputeMode
 
     @property
     def family(self) -> tuple[int, int, int, int]:
@@ -79,7 +77,7 @@ def _inside(run: Run, tp: int, cp: int, pp: int, dp: int) -> Iterator[Degrees]:
         zeros: tuple[Zero, ...] = (1,) if not shards else (1, 3) if pp > 1 else (1, 2, 3)
         for micro in micros:
             for zero in zeros:
-                for mode in MODES:
+                for mode in RECOMPUTE_MODES:
                     yield Degrees(tp, cp, pp, ep, dp, micro, zero, mode)
 
 

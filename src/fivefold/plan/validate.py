@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from fivefold.config.run import Recompute
+from fivefold.config.run import RECOMPUTE_MODES, Recompute
 from fivefold.errors import UserError
 from fivefold.plan.constants import Constants, constants
 from fivefold.plan.memory import GIB, memory
@@ -32,8 +32,6 @@ CLASSES = {
 }
 APART = 0.06
 """Two runs of a sweep are compared if their speeds differ by more than this: a repeated run differs by up to 5 %."""
-MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
-"""Of recompute, the lightest first."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +241,7 @@ def validate(
 def predicted(row: Row, table: Constants) -> Prediction:
     """What the planner says of a row."""
     seconds = step_time(row.run, row.cluster, row.software, table).seconds
-    modes = (row.run.recompute,) if row.states.recompute else tuple(Recompute(mode=mode) for mode in MODES)
+    modes = (row.run.recompute,) if row.states.recompute else tuple(Recompute(mode=mode) for mode in RECOMPUTE_MODES)
     for recompute in modes:
         found = memory(row.run.model_copy(update={"recompute": recompute}), row.cluster, row.software)
         if found.fits:
