@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fivefold import Run
+from fivefold.config.models import preset_fields
 from fivefold.config.run import Batch, Experts, Model, Precision, Recompute
 from fivefold.hardware.catalogue import by_name
 from fivefold.pipeline.layer_bytes import BYTES
@@ -19,7 +20,7 @@ from fivefold.plan.memory import CATEGORIES, GIB, Memory, memory
 from fivefold.plan.memory_layers import StackLayers
 from fivefold.plan.planned import plan
 from fivefold.plan.published import Row, read_rows
-from fivefold.plan.software import STATES, UNFUSED, Software, fivefold
+from fivefold.plan.software import STATES, UNFUSED, Software, fivefold, stack
 from tests.plan.runs import SMALL, llama_405b, small_run
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -170,6 +171,22 @@ def test_megatrons_layer_keeps_what_its_paper_says(
     tokens = 2 * 128
     expected = tokens * 64 * (stream + inside / 4) + tokens * 128 * 8 * scores / 4
     assert megatron(run, sequence_parallel).kept(0) == expected
+
+
+def test_deepseeks_layer_keeps_what_its_report_says_in_8_bits() -> None:
+    """DeepSeek-AI 2024, 3.2.3 and 3.3.3: norms and what is projected up from the latents are computed again, and so is
+    the activation; what products and the activation read is kept in 8 bits."""
+    run = changed(
+        small_run(Model.model_validate(preset_fields("deepseek-v3").value), seq_len=4096, dp=1),
+        precision=Precision(linear="fp8-block"),
+        recompute=Recompute(mode="selective"),
+        batch=Batch(global_size=1, micro_size=1),
+    )
+    stream, latents = 2 * 7168 * 2, 2 * (1536 + 512 + 64) * 2
+    attention = 128 * (128 * 2 + 4)
+    arriving, gate_and_up, scores = 8 * 7168, 9 * 2 * 2048, 3 * 4 * 256
+    expected = stream + latents + attention + arriving + gate_and_up + scores
+    assert StackLayers(run, stack("deepseek-2024")).kept(30) == 4096 * expected
 
 
 def test_experts_are_not_counted_as_a_dense_layer() -> None:

@@ -27,6 +27,8 @@ LOGITS = {
 }
 """The same by stack, without and with tp. MosaicML's loss is one kernel that writes the gradient over the logits;
 torchtitan's has logits in 16 bits, in fp32, their log-softmax and its gradient, with tp one more gradient."""
+NARROW = 1
+"""Bytes of a number in 8 bits. The scales of a block of 128 are left out."""
 CHEAP = frozenset({"norm", "activation", "rope"})
 """The parts of a layer that are computed again without a matrix product; a compiler does so unasked."""
 
@@ -52,6 +54,8 @@ class StackLayers:
         self._tp = run.parallel.tp
         self._tokens = run.batch.micro_size * run.data.seq_len / run.parallel.cp
         self._width = BYTES[run.precision.compute]
+        narrow = software.narrow_activations and run.precision.linear != "auto"
+        self._product_width = NARROW if narrow else self._width
         self._outside = 1 / self._tp if software.sequence_parallel else 1.0
         self._waiting = LayerCount(run)
 
@@ -61,7 +65,8 @@ class StackLayers:
 
     def waiting(self, number: int) -> float:
         """What weight gradients hold that wait."""
-        return self._waiting.layer(number).waiting if number < self._model.layers else 0.0
+        share = self._product_width / self._width
+        return self._waiting.layer(number).waiting * share if number < self._model.layers else 0.0
 
     def working(self, number: int) -> float:
         """Beside what is kept, while the layer's backward runs: what it computes again, and the largest gradients."""
@@ -108,8 +113,9 @@ class StackLayers:
         attention = self._heads(again) if mla is None else self._latent(mla, again)
         ffn = self._mixture(self._model.moe, again) if self._model.moe and is_moe(self._model, number) else None
         up = self._dense(self._model.ffn, again) if ffn is None else ffn
-        widths = 1 if "half" in again else 2 if "norm" in again else 4
-        stream = widths * hidden * width + 2 * hidden * self._software.dropout
+        inputs = 1 if "half" in again else 2
+        normed = 0 if again & {"half", "norm"} else 2
+        stream = hidden * (inputs * width + normed * self._product_width + 2 * self._software.dropout)
         return self._outside * stream + (attention + up) / self._tp
 
     def _heads(self, again: frozenset[str]) -> float:
@@ -136,11 +142,12 @@ class StackLayers:
             return 0.0
         gates = 2 if self._model.activation == "swiglu" else 1
         up = 1 if "half" in again else gates
-        return (up + ("activation" not in again)) * ffn * self._width
+        return (up + ("activation" not in again)) * ffn * self._product_width
 
     def _mixture(self, moe: Experts, again: frozenset[str]) -> float:
         """Rows before and behind the experts, and what they keep; with tp its ranks share out the tokens."""
-        rows = 2 * moe.top_k * self._model.hidden * self._width
+        behind = 0 if self._product_width < self._width else self._width
+        rows = moe.top_k * self._model.hidden * (self._product_width + behind)
         scores = 3 * 4 * moe.experts
         return rows + scores + self._dense(moe.ffn * (moe.top_k + moe.shared), again)
 

@@ -49,11 +49,12 @@ STATES: dict[str, StateBytes] = {
     "deepspeed-2022-fp16": StateBytes(2, 2, 12, extra=1.5),
     "deepspeed-2022-bf16": StateBytes(2, 4, 12, extra=3.5),
     "internevo": StateBytes(2, 2, 12),
+    "deepseek": StateBytes(2, 4, 8),
 }
 """By software stack. FSDP keeps fp32 weights, gradients and two moments (MosaicML's PURE: all in bf16) and gathers what
 it computes with; Megatron keeps 16-bit weights and fp32 gradients beside fp32 master weights and moments (18 bytes);
 DeepSpeed of 2022 held about 1.5 bytes a parameter above its formula, in bf16 also the 16-bit gradients beside the sum;
-InternEvo accumulates in 16 bits."""
+InternEvo accumulates in 16 bits; DeepSeek-V3 keeps its moments in bf16 (DeepSeek-AI 2024, section 3.3.3)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ class Software:
     (DeepSpeed's pipeline of 2022); else each sends its part, and sending and receiving happen together."""
     ep_overlap: bool = False
     """Whether the exchange of rows between experts runs beside the computation of another microbatch."""
+    narrow_activations: bool = False
+    """Whether with 8-bit products what they and the activation read is kept in 8 bits, and the experts' output, weighed
+    before their last product, is not kept."""
     reduces_each_microbatch: bool = False
     """Whether sharded gradients are reduced after each microbatch, instead of once a step."""
 
@@ -119,8 +123,18 @@ STACKS: dict[str, Software] = {
     "megatron-2026": Software(
         "megatron", LATEST, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_overlap=True
     ),
+    "deepseek-2024": Software(
+        "deepseek",
+        LATEST,
+        STATES["deepseek"],
+        selective=frozenset({"norm", "activation", "up_projection"}),
+        fused_accumulation=True,
+        ep_overlap=True,
+        narrow_activations=True,
+    ),
 }
-"""Whole stacks by name, to ask what a run would have taken with the software of its time."""
+"""Whole stacks by name, to ask what a run would have taken with the software of its time. DeepSeek-V3's own kernels had
+in 2024 what others got in 2026: experts that wait for no host, and beside whose exchange another microbatch runs."""
 
 
 def stack(name: str) -> Software:
