@@ -54,6 +54,7 @@ def test_two_ranks_measure_themselves_and_what_they_exchange(pair: Crew, tmp_pat
     assert kinds == set(bench_exchange.KINDS)
     assert set(again.matmul) == {"fp32", "bf16"}
     assert set(again.measured.attention) == {"forward", "backward"}
+    assert again.measured.attention_format == "fp32"
     text = "\n".join(lines(again, None, backend))
     assert "not in the catalogue" in text
     assert "all-to-all of 4 MiB on 2 ranks" in text

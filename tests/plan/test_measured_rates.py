@@ -10,9 +10,11 @@ from fivefold.config.run import Precision, Run
 from fivefold.hardware.accelerator import Accelerator, Measured, Product
 from fivefold.hardware.catalogue import by_name
 from fivefold.hardware.entry import accelerator_of
+from fivefold.plan.cluster import cluster
 from fivefold.plan.constants import constants
 from fivefold.plan.rates import Rates
 from fivefold.plan.software import stack
+from fivefold.plan.time import step_time
 from fivefold.plan.work import Operation, Shape
 from tests.plan.runs import small_run
 
@@ -63,6 +65,72 @@ def test_attention_of_our_own_software_is_the_measured_one() -> None:
     both = ours.forward(work) + ours.backward(work)[0] - 2 * ours.generation.launch
     assert both == pytest.approx(1e12 / 500e12 + 2.5e12 / 400e12)
     assert rates(card, "fsdp-2023").forward(work) == rates(by_name("h200"), "fsdp-2023").forward(work)
+
+
+def in_format(compute: str) -> Run:
+    return small_run(gpus=1, dp=1).model_copy(update={"precision": Precision(compute=compute)})
+
+
+def test_attention_that_was_measured_in_one_format_says_nothing_of_another() -> None:
+    card = measured("h200", 1.0, attention={"forward": 500e12, "backward": 400e12})
+    work = Operation("attention", "attention", "attention", flops=1e12)
+    single = in_format("fp32")
+    assert rates(card, run=single).forward(work) == rates(by_name("h200"), run=single).forward(work)
+    half = in_format("fp16")
+    assert rates(card, run=half).forward(work) == rates(card).forward(work)
+
+
+def test_16_bit_formats_of_two_peaks_do_not_stand_for_each_other() -> None:
+    known = replace(by_name("h200"), peak={"bf16": 400e12, "fp16": 800e12})
+    card = replace(known, measured=Measured(products=(Product("bf16", 8192, 8192, 8192, 300e12),)))
+    half = in_format("fp16")
+    assert seconds(rates(card, run=half)) == pytest.approx(seconds(rates(known, run=half)))
+
+
+BENCHED_CPU = {
+    "name": "cpu",
+    "family": "CPU",
+    "matmul_tflops": {"fp32": 0.046, "bf16": 0.0034},
+    "memory_gb": 25,
+    "bandwidth_tb_s": 0.008,
+    "measured": {
+        "attention_tflops": {"forward": 0.0022, "backward": 0.011},
+        "attention_format": "fp32",
+        "products": [
+            {"format": "fp32", "m": 256, "n": 256, "k": 256, "tflops": 0.042},
+            {"format": "fp32", "m": 512, "n": 512, "k": 512, "tflops": 0.046},
+            {"format": "bf16", "m": 128, "n": 128, "k": 128, "tflops": 0.0034},
+        ],
+    },
+}
+"""As `fivefold bench` writes it on one core: small products, and bf16 far slower than fp32."""
+
+
+@pytest.mark.parametrize(("compute", "rate"), [("fp32", 0.044e12), ("bf16", 0.0034e12), ("fp64", 0.044e12)])
+def test_a_measured_cpu_multiplies_as_fast_as_it_did_in_the_format_of_the_run(compute: str, rate: float) -> None:
+    card = accelerator_of(BENCHED_CPU)
+    run = in_format(compute)
+    assert seconds(rates(card, run=run)) == pytest.approx(2 * 8192**3 / rate)
+    found = step_time(run, cluster(card, 1))
+    assert 0 < found.mfu <= 1
+
+
+def test_nothing_is_faster_than_the_peak_of_its_format() -> None:
+    """A product so small that its shape leaves a GPU almost nothing says little of large ones."""
+    known = by_name("h200")
+    small = Product("bf16", 64, 64, 64, 10e12)
+    fast = {"forward": 5e15, "backward": 5e15}
+    card = replace(known, measured=Measured(products=(small,), attention=fast))
+    found = rates(card)
+    assert seconds(found) == pytest.approx(2 * 8192**3 / known.peak["bf16"])
+    work = Operation("attention", "attention", "attention", flops=1e12)
+    assert found.forward(work) - found.generation.launch == pytest.approx(1e12 / known.peak["bf16"])
+
+
+def test_a_product_moves_operands_of_the_width_of_its_format() -> None:
+    row, known = Shape(8, 8192, 8192, 1), by_name("h200")
+    card = replace(known, peak={"bf16": known.peak["bf16"], "fp32": known.peak["bf16"]})
+    assert seconds(rates(card, run=in_format("fp32")), row) == pytest.approx(2 * seconds(rates(card), row))
 
 
 def test_a_measured_copy_gives_the_memorys_rate() -> None:

@@ -47,6 +47,8 @@ class Measured:
     """bytes/s in one direction between nodes of one accelerator, while the others of its node do the same."""
     attention: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s of causal attention, the masked half not counted: "forward", "backward"."""
+    attention_format: str = "bf16"
+    """In which attention was timed."""
     products: Sequence[Product] = ()
     collectives: Sequence[Collective] = ()
     """Of the ranks of one node."""

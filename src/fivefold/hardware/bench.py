@@ -54,6 +54,7 @@ def bench(device: torch.device, budget: float | None = None) -> Findings:
         host=bench_compute.host_copies(watch),
         network=bench_exchange.network(watch, per_node) if together else None,
         attention=attention,
+        attention_format=bench_compute.formats_of(device)[0],
         products=tuple(products),
         collectives=tuple(bench_exchange.collectives(watch, per_node)) if together else (),
     )

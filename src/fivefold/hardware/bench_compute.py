@@ -40,6 +40,7 @@ GPU_SHAPES: tuple[Shape, ...] = (
 GPU_FP8_SHAPES = (GPU_SHAPES[0], GPU_SHAPES[2], GPU_SHAPES[4], GPU_SHAPES[5], GPU_SHAPES[9])
 CPU_SHAPES: tuple[Shape, ...] = ((256, 256, 256), (512, 512, 512), (256, 768, 256), (32, 512, 512))
 CPU_BF16_SHAPES: tuple[Shape, ...] = ((128, 128, 128),)
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FP8_FROM = (8, 9)
 """The first compute capability of NVIDIA's whose tensor cores multiply in fp8; AMD's fp8 is another one."""
 
@@ -92,7 +93,7 @@ def _elements(shape: Shape) -> int:
 
 def _product(format: str, shape: Shape, device: torch.device) -> Callable[[], Tensor]:
     m, n, k = shape
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(format, torch.float32)
+    dtype = DTYPES.get(format, torch.float32)
     left = torch.randn(m, k, device=device)
     right = torch.randn(n, k, device=device)  # as a linear layer keeps its weight
     if format == "fp8":
@@ -111,10 +112,11 @@ def _fp8_product(left: Tensor, right: Tensor) -> Callable[[], Tensor]:
 
 
 def attention(watch: Stopwatch) -> tuple[dict[str, float], str]:
-    """FLOP/s of causal attention forward and backward, the masked half not counted, and the backend that ran."""
+    """FLOP/s of causal attention forward and backward in the format for training, the masked half not counted, and the
+    backend that ran."""
     gpu = watch.device.type == "cuda"
     shape = ATTENTION_ON_GPU if gpu else ATTENTION_ON_CPU
-    dtype = (torch.bfloat16 if "bf16" in formats_of(watch.device) else torch.float16) if gpu else torch.float32
+    dtype = DTYPES[formats_of(watch.device)[0]]
     q, k, v = (torch.randn(shape, device=watch.device, dtype=dtype, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape, device=watch.device, dtype=dtype)
     backend = _first_that_runs(q, k, v, BACKENDS if gpu else BACKENDS[1:])

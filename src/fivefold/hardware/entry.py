@@ -199,7 +199,9 @@ def _contradictions(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         )
 
 
-MEASURED_KEYS = ("copy_tb_s", "host_gb_s", "network_gb_s", "attention_tflops", "products", "collectives")
+MEASURED_KEYS = (
+    "copy_tb_s", "host_gb_s", "network_gb_s", "attention_tflops", "attention_format", "products", "collectives",
+)  # fmt: skip
 PRODUCT_KEYS = ("format", "m", "n", "k", "tflops")
 COLLECTIVE_KEYS = ("kind", "ranks", "mib", "ms")
 
@@ -212,6 +214,9 @@ def _measured_faults(value: Any) -> Iterator[tuple[str, str]]:
         name = f"measured.{key}"
         if key in ("copy_tb_s", "network_gb_s"):
             yield from _number(name, part, QUANTITIES["bandwidth_tb_s" if key == "copy_tb_s" else "link_gb_s"])
+        elif key == "attention_format":
+            if part not in FORMATS:
+                yield "measured", f"{name} = {part!r}: it must be one of {', '.join(FORMATS)}"
         elif key in ("host_gb_s", "attention_tflops"):
             inner, quantity = {
                 "host_gb_s": (("to", "from"), QUANTITIES["pcie_gb_s"]),
@@ -275,6 +280,7 @@ def _measured_of(part: Mapping[str, Any]) -> Measured:
         host={direction: rate * 1e9 for direction, rate in part.get("host_gb_s", {}).items()},
         network=part["network_gb_s"] * 1e9 if "network_gb_s" in part else None,
         attention={direction: rate * 1e12 for direction, rate in part.get("attention_tflops", {}).items()},
+        attention_format=part.get("attention_format", "bf16"),
         products=tuple(
             Product(row["format"], row["m"], row["n"], row["k"], row["tflops"] * 1e12)
             for row in part.get("products", ())
@@ -336,6 +342,7 @@ def _entry_of_measured(measured: Measured) -> dict[str, Any]:
         "host_gb_s": {name: short(rate / 1e9) for name, rate in measured.host.items()},
         "network_gb_s": None if measured.network is None else short(measured.network / 1e9),
         "attention_tflops": {name: short(rate / 1e12) for name, rate in measured.attention.items()},
+        "attention_format": measured.attention_format if measured.attention else None,
         "products": [
             {"format": each.format, "m": each.m, "n": each.n, "k": each.k, "tflops": short(each.rate / 1e12)}
             for each in measured.products

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from fivefold.plan.constants import constants
-from fivefold.plan.figures import Figure, product_format
+from fivefold.plan.figures import Figure
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.forecast_table import PARTS, error_line, headline, model_line
+from fivefold.plan.formats import product_format
 from fivefold.plan.memory import GIB, RankMemory
 from fivefold.plan.quantities import formula, rate, time
 from fivefold.plan.rates import Rates
@@ -103,7 +104,9 @@ def _sure(found: Forecast, key: str) -> str:
     """How sure the catalogue is of a number."""
     if key == "nic_gbit_s" and found.run.cluster.nic_gbit_s != "auto":
         return "given"
-    return found.cluster.accelerator.confidence.get(key, "not stated")
+    confidence = found.cluster.accelerator.confidence
+    stands_for = "matmul_tflops" if key == "peak_tflops" else key  # the best rate is the peak where none is known
+    return confidence.get(key) or confidence.get(stands_for, "not stated")
 
 
 def _rank(rank: RankMemory) -> str:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fivefold.plan import accuracy
 from fivefold.plan.accuracy import Bar
+from fivefold.plan.formats import product_format
 from fivefold.plan.memory import GIB
 from fivefold.plan.quantities import DAY, count, formula, percent, rate, size, time
-from fivefold.plan.rates import FORMATS
 
 if TYPE_CHECKING:
-    from fivefold.config.run import Run
     from fivefold.plan.forecast import Forecast
 
 Basis = Literal["exact", "given", "measured", "catalogued", "calibrated", "assumed"]
@@ -80,12 +79,6 @@ class Figure:
 def figures_of(found: Forecast) -> tuple[Figure, ...]:
     """All figures of a forecast, in the order in which they are told."""
     return (*_speed(found), *_memory(found), *_length(found), *_price(found), *_disk(found))
-
-
-def product_format(run: Run) -> str:
-    """The format of the linear layers' products, of whose peak the MFU is a share."""
-    compute = {"fp64": "fp32"}.get(run.precision.compute, run.precision.compute)
-    return FORMATS.get(run.precision.linear) or compute
 
 
 def _speed(found: Forecast) -> list[Figure]:

@@ -38,8 +38,9 @@ def _product_shares(
     accelerator: Accelerator, format: str, ideal: Callable[[float, float, float], float]
 ) -> list[float]:
     products = accelerator.measured.products if accelerator.measured else ()
-    formats = {"bf16", "fp16"} if format in ("bf16", "fp16") else {format}
-    fitting = [each for each in products if each.format in formats]
+    timed = [each.format for each in products]
+    stands_for = next((name for name in _as_fast(accelerator, format) if name in timed), format)
+    fitting = [each for each in products if each.format == stands_for]
     large = [each for each in fitting if 2 * each.m * each.n * each.k >= LARGE]
     if fitting:
         return [each.rate / ideal(each.m, each.n, each.k) for each in large or fitting]
@@ -49,12 +50,21 @@ def _product_shares(
     return []
 
 
-def measured_attention(accelerator: Accelerator, backward: float) -> float | None:
-    """FLOP/s of causal attention, forward and backward together, which has `backward` times the forward's products.
+def _as_fast(accelerator: Accelerator, format: str) -> list[str]:
+    """The formats whose measured rates hold for `format`: itself, and the other one of 16 bits if it is as fast."""
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(format)
+    peak = accelerator.peak_of(format)
+    return [format] if twin is None or accelerator.peak.get(twin, peak) != peak else [format, twin]
 
-    None if it was not measured.
+
+def measured_attention(accelerator: Accelerator, format: str, backward: float) -> float | None:
+    """FLOP/s of causal attention in `format`, forward and backward together, which has `backward` times the forward's
+    products. None if it was not measured in it.
     """
-    rates = accelerator.measured.attention if accelerator.measured else {}
+    measured = accelerator.measured
+    if measured is None or measured.attention_format not in _as_fast(accelerator, format):
+        return None
+    rates = measured.attention
     if not {"forward", "backward"} <= set(rates):
         return None
     return (1 + backward) / (1 / rates["forward"] + backward / rates["backward"])

@@ -1,30 +1,33 @@
 """How long an operation takes on an accelerator with a generation of kernels: a roofline whose rates depend on shape.
 
 A matrix product takes the longer of its arithmetic, at a rate that falls with ragged tiles, a last wave that leaves
-multiprocessors idle, and few columns, and of the movement of its operands. Other operations move bytes. Imports no
-torch.
+multiprocessors idle, and few columns, and of the movement of its operands. Other operations move bytes. Nothing is
+faster than the peak of the format that it is computed in. Imports no torch.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import ceil, sqrt
 
 from fivefold.config.run import Run
-from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
+from fivefold.pipeline.layer_bytes import BYTES
 from fivefold.plan.constants import Constants
+from fivefold.plan.formats import NARROW, compute_format
 from fivefold.plan.measured_rates import family_as_measured, measured_attention
 from fivefold.plan.software import UNFUSED, Software
 from fivefold.plan.work import Operation, Shape
 
 MULTIPROCESSORS = {"A100": 108, "H100": 132, "Blackwell": 148}
 """Of a family's accelerators (datasheets); 132 elsewhere."""
+WITHOUT_TILES = ("CPU",)
+"""Families whose products have no multiprocessors to fill: they run at one rate, whatever their shape."""
 TILES = ((128, 256, 1.0), (128, 128, 0.93), (64, 128, 0.8))
 """Tiles that a library can cut a product into, with the share of the best rate that each allows."""
 WATTS = {"A100": 400, "H100": 700, "Blackwell": 1000}
 """At which a family's accelerators hold the clocks that its constants are for."""
-FORMATS = {"fp8-block": "fp8", "fp8-tensor": "fp8", "fp4": "fp4"}
 FLASH_BACKWARD = 2.5
 """Attention's backward computes the scores again: five products for the forward's two."""
 BACKWARD_PASSES = 2.0
@@ -36,17 +39,21 @@ class Rates:
 
     def __init__(self, run: Run, accelerator: Accelerator, software: Software, constants: Constants) -> None:
         generation = constants.generations[software.generation]
-        compute = {"fp64": "fp32"}.get(run.precision.compute, run.precision.compute)
+        compute = compute_format(run)
         self._peak = accelerator.peak_of(compute) * _clock(accelerator)
+        self._tiled = accelerator.family not in WITHOUT_TILES
         self._sms = MULTIPROCESSORS.get(accelerator.family, 132)
         fitted = constants.family(accelerator.family)
+        fitted = fitted if self._tiled else replace(fitted, depth=0.0)
         family = family_as_measured(fitted, accelerator, compute, partial(self._ideal, fitted.depth))
         self.family, self.generation = family, generation
         self._wide = self._peak * family.matmul
         self._narrow = self._wide
-        self._width, self._narrow_width = 2, 2
-        if (format := FORMATS.get(run.precision.linear)) is not None:
-            gain = _narrow_peak(accelerator, format) / accelerator.peak_of(compute)
+        self._most = self._narrow_most = accelerator.peak_of(compute)
+        self._width = self._narrow_width = BYTES[run.precision.compute]
+        if (format := NARROW.get(run.precision.linear)) is not None:
+            self._narrow_most = accelerator.peak_of(format)
+            gain = self._narrow_most / self._most
             self._narrow = self._wide * (1 + (gain - 1) * generation.narrow)
             self._narrow_width = 1
         self.bandwidth = accelerator.bandwidth * family.bandwidth
@@ -54,7 +61,8 @@ class Rates:
         self._scores = self.bandwidth * generation.attention_of(accelerator.family)
         self._unfused = software.generation == UNFUSED
         if software.name == "fivefold":
-            self._attention = measured_attention(accelerator, FLASH_BACKWARD) or self._attention
+            found = measured_attention(accelerator, compute, FLASH_BACKWARD) or self._attention
+            self._attention = min(found, self._most)
         self._odd = generation.odd_heads if self._unfused and _odd_heads(run) else 1.0
 
     def forward(self, operation: Operation) -> float:
@@ -90,10 +98,11 @@ class Rates:
     def product(self, shape: Shape, linear: bool, core: bool = False) -> float:
         """Seconds of a matrix product; `linear` those in the format of the linear layers, `core` those of attention."""
         m, n, k, count = shape
-        rate = self._narrow if linear else self._wide
+        rate, most = (self._narrow, self._narrow_most) if linear else (self._wide, self._most)
         width = self._narrow_width if linear else self._width
-        arithmetic = 2 * m * n * k * count / (rate * filled(m, n, count, self._sms) * k / (k + self.family.depth))
-        moved = (width * (m + n) * k + 2 * m * n) * count / self.bandwidth
+        reached = min(most, rate * self._shape_share(m, n, k, count, self.family.depth))
+        arithmetic = 2 * m * n * k * count / reached
+        moved = (width * (m + n) * k + self._width * m * n) * count / self.bandwidth
         seconds = max(arithmetic, moved) * (self._odd if core else 1.0)
         if linear and width < 2:
             seconds += self.moving(2.5 * m * k * count)
@@ -101,7 +110,11 @@ class Rates:
 
     def _ideal(self, depth: float, m: float, n: float, k: float) -> float:
         """FLOP/s of a product if large ones reached the peak."""
-        return self._peak * filled(m, n, 1.0, self._sms) * k / (k + depth)
+        return self._peak * self._shape_share(m, n, k, 1.0, depth)
+
+    def _shape_share(self, m: float, n: float, k: float, count: float, depth: float) -> float:
+        """What a product's shape leaves of the rate of a large one."""
+        return filled(m, n, count, self._sms) * k / (k + depth) if self._tiled else 1.0
 
     def _attention_seconds(self, operation: Operation, backward: float) -> float:
         if self._unfused:
@@ -120,12 +133,6 @@ def filled(m: float, n: float, count: float, multiprocessors: int) -> float:
         waves = ceil(tiles / multiprocessors)
         best = max(best, rate * useful / (waves * multiprocessors))
     return best
-
-
-def _narrow_peak(accelerator: Accelerator, format: str) -> float:
-    if format == "fp4" and "fp4" not in accelerator.peak:
-        raise UserError(f"{accelerator.name} has no products in fp4")
-    return accelerator.peak_of(format)
 
 
 def _clock(accelerator: Accelerator) -> float:

@@ -19,10 +19,10 @@ from fivefold.pipeline.of_run import microbatches_of, placement_of_run, schedule
 from fivefold.pipeline.stages import stage_layers
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.constants import Constants, constants
+from fivefold.plan.formats import product_format
 from fivefold.plan.layer_time import LayerTimes, PassTime
 from fivefold.plan.network import Group
 from fivefold.plan.pipeline_time import pipeline_seconds
-from fivefold.plan.rates import FORMATS
 from fivefold.plan.software import Software, fivefold
 from fivefold.plan.work import Work, stage_works
 
@@ -105,8 +105,7 @@ def _step(
 ) -> StepTime:
     """`flops` are those of one sequence's forward."""
     tokens = run.batch.global_size * run.data.seq_len
-    format = FORMATS.get(run.precision.linear) or {"fp64": "fp32"}.get(run.precision.compute, run.precision.compute)
-    peak = cluster.accelerator.peak_of(format) * cluster.gpus
+    peak = cluster.accelerator.peak_of(product_format(run)) * cluster.gpus
     exposed = sum(parts.get(name, 0.0) for name in COMMUNICATION)
     return StepTime(
         seconds=total,
