@@ -39,5 +39,5 @@ def test_what_cannot_be_imported_is_named_with_its_place(package, name, says):
 
 
 def test_an_unknown_name_is_answered_with_those_that_are_known(package):
-    with pytest.raises(UserError, match=r"no decays called 'cosin': known are absent, cosine, lost, square; others"):
+    with pytest.raises(UserError, match=r"did you mean cosine\? known are absent, cosine, lost, square; others"):
         plugins.find("decays", "cosin", {"cosine": None})

@@ -6,11 +6,12 @@ A package registers one under the group `fivefold.<kind>` in its pyproject.toml,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import entry_points
 from typing import TypeVar
 
 from fivefold.errors import UserError
+from fivefold.near import did_you_mean
 
 T = TypeVar("T")
 
@@ -32,10 +33,14 @@ def find(kind: str, name: str, built_in: Mapping[str, T]) -> T:
                 f"{name!r} is registered under fivefold.{kind} as {point.value}, which cannot be imported: {error}; "
                 f"try `python -c 'import {point.module}'`"
             ) from error
-    known = ", ".join(sorted({*built_in, *registered}))
-    raise UserError(
-        f"no {kind} called {name!r}: known are {known}; others register under the entry point fivefold.{kind}"
-    )
+    raise UserError(f"no {kind} called {name!r}: {say_known(kind, name, sorted({*built_in, *registered}))}")
+
+
+def say_known(kind: str, name: str, known: Collection[str], also: str = "") -> str:
+    """What to say after a name that is none of the `known` ones: a near one, all of them (and `also`), and how another
+    is registered."""
+    names = ", ".join(known) or "none"
+    return f"{did_you_mean(name, known)}known are {names}{also}; others register under the entry point fivefold.{kind}"
 
 
 def names(kind: str, built_in: Mapping[str, object] | tuple[str, ...]) -> list[str]:

@@ -44,5 +44,5 @@ def test_a_registered_one_is_found_by_its_name_and_gets_its_options(monkeypatch:
 
 
 def test_an_unknown_one_is_refused_with_the_known_names() -> None:
-    with pytest.raises(UserError, match="'lama': known are bloom, deepseek, llama"):
+    with pytest.raises(UserError, match=r"'lama': did you mean llama\? known are bloom, deepseek, llama"):
         family(Model(**SIZES, family="lama"))

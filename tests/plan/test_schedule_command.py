@@ -231,7 +231,7 @@ PLAIN = ("--pp", "2", "--microbatches", "4")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("zb-v9", *PLAIN), "known are 1f1b, auto, dualpipe-v, gpipe"),
+        (("zb-v9", *PLAIN), "did you mean zb-v? known are 1f1b, auto, dualpipe-v, gpipe"),
         (("1f1b", "--pp", "0", "--microbatches", "4"), "'--pp': 0 is not in the range"),
         (("1f1b", "--pp", "2", "--microbatches", "0"), "'--microbatches': 0 is not in the range"),
         (("1f1b", "--microbatches", "4"), "schedule 1f1b: give --pp and --microbatches"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -17,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from fivefold.config.run import Run, Section
 from fivefold.config.yaml12 import KeyPath
+from fivefold.near import near_names, question
 
 PLAIN = {
     bool: ("true or false", "true or false"),
@@ -131,7 +131,7 @@ def unknown_key(path: KeyPath, *, shown: str | None = None) -> str:
     known = ", ".join(fields(section))
     meant = _meant(path, section_path, section)
     dashes = "--" if shown else ""
-    suggestion = f"did you mean `{dashes}{meant}`? " if meant else ""
+    suggestion = question([f"`{dashes}{meant}`"] if meant else [])
     return f"`{shown or '.'.join(map(str, path))}` does not exist; {suggestion}{prefix or 'the run file'} has {known}"
 
 
@@ -141,10 +141,10 @@ def _section_at(path: KeyPath) -> type[Section] | None:
 
 def _meant(path: KeyPath, section_path: KeyPath, section: type[Section]) -> str | None:
     """The existing key that is nearest to `path`: in its own section, or of the same name elsewhere."""
-    near = get_close_matches(str(path[len(section_path)]), list(fields(section)), n=1, cutoff=0.6)
+    near = near_names(str(path[len(section_path)]), fields(section))
     if near and len(path) == len(section_path) + 1:
         return ".".join(map(str, (*section_path, near[0])))
     last_words = {key.rpartition(".")[2] for key in dotted_keys()}
-    near = get_close_matches(str(path[-1]), sorted(last_words), n=3, cutoff=0.75)
+    near = near_names(str(path[-1]), sorted(last_words), most=3, cutoff=0.75)
     candidates = [key for key in dotted_keys() if key.rpartition(".")[2] in near]
-    return next(iter(get_close_matches(".".join(map(str, path)), candidates, n=1, cutoff=0)), None)
+    return next(iter(near_names(".".join(map(str, path)), candidates, cutoff=0)), None)

@@ -6,13 +6,13 @@ same kind can be named by its path. Reads architectures only: weights are anothe
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.resources import files
 from itertools import takewhile
 from pathlib import Path
 
 from fivefold.config.yaml12 import Document, Place, read_file
 from fivefold.errors import UserError
+from fivefold.near import did_you_mean
 
 FOLDER = Path(str(files("fivefold.config"))) / "presets"
 
@@ -28,11 +28,9 @@ def preset_file(name: str) -> Path:
         return FOLDER / f"{name}.yaml"
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return Path(name).expanduser()
-    near = get_close_matches(name, preset_names(), n=1)
-    suggestion = f"did you mean {near[0]}? " if near else ""
     raise UserError(
-        f"model.preset = {name}: there is no such preset; {suggestion}known are {', '.join(preset_names())}, "
-        "or a file of your own, as a path that ends in .yaml"
+        f"model.preset = {name}: there is no such preset; {did_you_mean(name, preset_names())}known are "
+        f"{', '.join(preset_names())}, or a file of your own, as a path that ends in .yaml"
     )
 
 

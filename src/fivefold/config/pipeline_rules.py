@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fivefold import plugins
 from fivefold.config.layout_rules import microbatches
 from fivefold.config.rule import Rule, choices, divisors_of
 from fivefold.config.run import Run
@@ -24,9 +25,9 @@ def _schedule_fault(run: Run) -> str | None:
     if schedule in SCHEDULES:
         return None
     if is_file(schedule):
-        return None if Path(schedule).is_file() else f"there is no such file; {_say_names()}"
+        return None if Path(schedule).is_file() else f"there is no such file; {_say_names(schedule)}"
     if schedule not in schedule_names():
-        return _say_names()
+        return _say_names(schedule)
     try:
         found = demands_of(schedule)
     except UserError as error:
@@ -39,11 +40,8 @@ def _schedule_fault(run: Run) -> str | None:
     return None
 
 
-def _say_names() -> str:
-    return (
-        f"known are {', '.join(schedule_names())}, or a CSV file; others register under the entry point "
-        "fivefold.schedules"
-    )
+def _say_names(schedule: str) -> str:
+    return plugins.say_known("schedules", schedule, schedule_names(), also=", or a CSV file")
 
 
 def _demands(run: Run) -> Demands | None:

@@ -51,8 +51,8 @@ def known(key: str, kind: str, built_in: tuple[str, ...]) -> Rule:
     """The key names something that is built in, or registered under `fivefold.<kind>`."""
 
     def says(run: Run) -> str:
-        names = ", ".join(plugins.names(kind, built_in))
-        return f"{key} = {value_of(run, key)}: known are {names}; others register under the entry point fivefold.{kind}"
+        name = value_of(run, key)
+        return f"{key} = {name}: {plugins.say_known(kind, name, plugins.names(kind, built_in))}"
 
     def broken(run: Run) -> bool:
         name = value_of(run, key)

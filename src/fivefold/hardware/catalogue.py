@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -18,6 +17,7 @@ from typing import Any
 from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.entry import accelerator_of, read_entry
+from fivefold.near import bare, near_names, question
 
 VENDORS = re.compile(r"^(NVIDIA|Tesla|AMD Instinct|AMD)\s+")
 
@@ -40,13 +40,8 @@ def _by_key() -> dict[str, Accelerator]:
     known: dict[str, Accelerator] = {}
     for entry, accelerator in zip(_entries(), accelerators(), strict=True):
         for name in (accelerator.name, *entry.get("aliases", ())):
-            known[_key(name)] = accelerator
+            known[bare(name)] = accelerator
     return known
-
-
-def _key(name: str) -> str:
-    """Capitals, dashes, spaces and brackets make no difference between names."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def names() -> list[str]:
@@ -61,13 +56,11 @@ def by_name(name: str) -> Accelerator:
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return read_entry(Path(name).expanduser())
-    found = _by_key().get(_key(name))
+    found = _by_key().get(bare(name))
     if found is None:
-        near = get_close_matches(_key(name), _by_key(), n=3, cutoff=0.5)
-        meant = list(dict.fromkeys(_by_key()[each].name for each in near))
-        suggestion = f"did you mean {' or '.join(meant)}? " if meant else ""
+        near = dict.fromkeys(_by_key()[each].name for each in near_names(name, _by_key(), most=3, cutoff=0.5))
         raise UserError(
-            f"cluster.gpu = {name}: there is no such accelerator in the catalogue; {suggestion}known are "
+            f"cluster.gpu = {name}: there is no such accelerator in the catalogue; {question(near)}known are "
             f"{', '.join(names())}; one of your own is a YAML file, as `fivefold bench --out FILE.yaml` writes it"
         )
     return found

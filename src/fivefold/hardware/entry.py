@@ -6,8 +6,7 @@ and what contradicts itself is collected and said at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from fivefold.config.files import ConfigError
 from fivefold.config.yaml12 import read_file, write_text
 from fivefold.durable import replace_file
 from fivefold.hardware.accelerator import Accelerator, Collective, Measured, Product
+from fivefold.near import did_you_mean
 
 FORMATS = ("bf16", "fp16", "fp8", "fp4", "fp32")
 
@@ -101,12 +101,12 @@ def _wrong_values(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif key == "measured":
             yield from _measured_faults(value)
         else:
-            near = get_close_matches(str(key), KEYS, n=1)
-            yield (
-                str(key),
-                f"{key}: there is no such key; "
-                + (f"did you mean {near[0]}?" if near else f"known are {', '.join(KEYS)}"),
-            )
+            yield str(key), f"{key}: there is no such key; {_say_known(str(key), KEYS)}"
+
+
+def _say_known(name: str, known: Sequence[str]) -> str:
+    """What to say after a key that there is not: a near one, and all of them."""
+    return f"{did_you_mean(name, known)}known are {', '.join(known)}"
 
 
 def _number(key: str, value: Any, quantity: Quantity) -> Iterator[tuple[str, str]]:
@@ -138,7 +138,7 @@ def _rates(key: str, value: Any) -> Iterator[tuple[str, str]]:
         return
     for format, rate in value.items():
         if format not in FORMATS:
-            yield key, f"{key}.{format}: there is no such format; known are {', '.join(FORMATS)}"
+            yield key, f"{key}.{format}: there is no such format; {_say_known(str(format), FORMATS)}"
         else:
             yield from _number(f"{key}.{format}", rate, RATE)
 
@@ -238,7 +238,7 @@ def _measured_faults(value: Any) -> Iterator[tuple[str, str]]:
                     if isinstance(row[word], bool) or not isinstance(row[word], int | float) or row[word] <= 0:
                         yield "measured", f"{name}: {word} = {row[word]!r}: it must be above 0"
         else:
-            yield "measured", f"{name}: there is no such key; known are {', '.join(MEASURED_KEYS)}"
+            yield "measured", f"{name}: there is no such key; {_say_known(str(key), MEASURED_KEYS)}"
 
 
 def accelerator_of(entry: Mapping[str, Any]) -> Accelerator:

@@ -7,7 +7,6 @@ Textbook arithmetic, to be done on the back of an envelope and here with every s
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from math import ceil
 from typing import Any
 
@@ -16,6 +15,7 @@ from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.model.spec import parameters as model_parameters
 from fivefold.model.spec import train_flops_per_token
+from fivefold.near import did_you_mean
 from fivefold.pipeline.stage_bytes import master_bytes
 from fivefold.plan.quantities import (
     HOUR,
@@ -52,9 +52,9 @@ def state_named(stack: str) -> StateBytes:
     """What a software stack keeps (`software.STATES`), or `mixed`. Raises UserError, with a near name, for others."""
     known = {"mixed": MIXED, **STATES}
     if stack not in known:
-        near = get_close_matches(stack, known, n=1, cutoff=0)
         raise UserError(
-            f"what {stack!r} keeps of a parameter is not known; did you mean {near[0]}? known: {', '.join(known)}"
+            f"what {stack!r} keeps of a parameter is not known; {did_you_mean(stack, known)}known are "
+            f"{', '.join(known)}"
         )
     return known[stack]
 

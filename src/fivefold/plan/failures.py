@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from math import exp, inf, lgamma, log, sqrt
 from typing import Any
 
 from fivefold.errors import UserError
+from fivefold.near import did_you_mean
 from fivefold.plan.quantities import DAY, count, formula, fraction, not_negative, positive, time
 
 NODE_GPUS = 8
@@ -110,10 +110,9 @@ def failures_of(rate: str | float) -> Failures:
     """A published rate by its name, or a number of failures in 1,000 node-days. Raises UserError for neither."""
     if isinstance(rate, str):
         if rate not in RATES:
-            near = get_close_matches(rate.lower(), RATES, n=1, cutoff=0)
             raise UserError(
-                f"no failure rate is named {rate!r}; did you mean {near[0]}? known: {', '.join(RATES)}; or give a "
-                "number of failures in 1,000 node-days"
+                f"no failure rate is named {rate!r}; {did_you_mean(rate, RATES)}known are {', '.join(RATES)}; or give "
+                "a number of failures in 1,000 node-days"
             )
         return RATES[rate]
     not_negative("the failure rate", rate, "failures in 1,000 node-days of 8 GPUs")

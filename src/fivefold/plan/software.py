@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fivefold.errors import UserError
+from fivefold.near import did_you_mean
 
 UNFUSED, FLASH, COMPILED, ENGINE, LATEST = "unfused-2022", "flash-2023", "compiled-2024", "engine-2025", "engine-2026"
 GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, LATEST)
@@ -140,5 +141,7 @@ in 2024 what others got in 2026: experts that wait for no host, and beside whose
 def stack(name: str) -> Software:
     """A stack by its name. Raises UserError if there is none of it."""
     if name not in STACKS:
-        raise UserError(f"there is no software called {name}; known are {', '.join(STACKS)}")
+        raise UserError(
+            f"there is no software called {name}; {did_you_mean(name, STACKS)}known are {', '.join(STACKS)}"
+        )
     return STACKS[name]
