@@ -20,6 +20,7 @@ from fivefold.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from fivefold.config.run import Run
+    from fivefold.plan.execution import Execution
 
 
 class Failure(click.ClickException):
@@ -143,6 +144,10 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the plan as one page.")
 @click.option("--search", "find", is_flag=True, help="Find the fastest layouts that fit, and tell why they are.")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="With --search: write the best run.")
+@click.option("--software", metavar="NAME", help="Plan as of another stack, such as megatron-2025; default: this one.")
+@click.option(
+    "--hot-experts", "hot", metavar="FACTOR|RUN", help="Rows of ep's busiest rank over the mean, or a run that counted."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.pass_context
 def plan(
@@ -154,6 +159,8 @@ def plan(
     html: Path | None,
     find: bool,
     write: Path | None,
+    software: str | None,
+    hot: str | None,
     as_json: bool,
 ) -> None:
     """Tell a run's time, memory and cost on any cluster (--gpu, --gpus), on any machine.
@@ -163,13 +170,15 @@ def plan(
     """
     from fivefold.config.files import load_run
     from fivefold.config.rules import LEGALITY
+    from fivefold.plan.execution import execution_of
     from fivefold.plan.planned import plan as plan_of
 
     if list_ranks and rank is not None:
         raise click.UsageError("give --ranks (what each rank is) or --build-rank N (what rank N holds), one of them")
-    if (list_ranks or rank is not None) and (explain or html is not None):
+    if (list_ranks or rank is not None) and (explain or html is not None or software is not None or hot is not None):
         raise click.UsageError(
-            "--explain and --html are of time, memory and cost; give them without --ranks and --build-rank"
+            "--explain, --html, --software and --hot-experts are of time, memory and cost; give them without --ranks "
+            "and --build-rank"
         )
     if write is not None and not find:
         raise click.UsageError("--write writes the best layout of --search; give both")
@@ -177,7 +186,8 @@ def plan(
     if find:
         if list_ranks or rank is not None or explain or html is not None:
             raise click.UsageError("--search is a plan of its own; give it without the other kinds")
-        ctx.exit(_search(load_run(file, overrides, ()), write, as_json))
+        run = load_run(file, overrides, ())
+        ctx.exit(_search(run, execution_of(run, software, hot), write, as_json))
     planned = plan_of(load_run(file, overrides, LEGALITY))
     if list_ranks or rank is not None:
         found = planned.ranks() if rank is None else planned.build_rank(rank)
@@ -186,7 +196,7 @@ def plan(
         else:
             click.echo("\n".join(found.lines()))
         return
-    forecast = planned.forecast()
+    forecast = planned.forecast(execution=execution_of(planned.run, software, hot))
     if html is not None:
         from fivefold.plan.page import write_page
 
@@ -200,12 +210,12 @@ def plan(
         ctx.exit(3)
 
 
-def _search(run: Run, write: Path | None, as_json: bool) -> int:
+def _search(run: Run, execution: Execution, write: Path | None, as_json: bool) -> int:
     """Searches a run's layouts; the exit code is 3 if none fits."""
     from fivefold.plan.cluster import cluster_of
     from fivefold.plan.search import search
 
-    found = search(run, cluster_of(run), say=lambda line: click.echo(line, err=True))
+    found = search(run, cluster_of(run), execution, say=lambda line: click.echo(line, err=True))
     if as_json:
         print_json(found.json())
     else:

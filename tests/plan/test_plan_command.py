@@ -75,6 +75,7 @@ SCHEMA = {
     "run": {"name", "model", "layout", "recompute", "offload", "microbatches", "micro_size", "global_size", "seq_len"},
     "cluster": {"accelerator", "gpus", "gpus_per_node", "nodes", "confidence"},
     "software": {"name", "generation"},
+    "hot_experts": None,
     "fits": None,
     "figures": {
         *("step_seconds", "tokens_per_s", "tokens_per_s_gpu", "mfu", "bubble", "communication", "exposed"),

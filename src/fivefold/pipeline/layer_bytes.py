@@ -91,8 +91,9 @@ class _Kept(NamedTuple):
 class LayerCount:
     """Counts the layers of a legal run."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._model = run, run.model
+    def __init__(self, run: Run, hot_experts: float = 1.0) -> None:
+        """`hot_experts` are the rows that the rank of ep gets, over the mean."""
+        self._run, self._model, self._hot = run, run.model, hot_experts
         self._tp, self._ep = run.parallel.tp, run.parallel.ep
         self.tokens = run.batch.micro_size * run.data.seq_len / (run.parallel.cp * run.parallel.tp)
         self.compute = BYTES[run.precision.compute]
@@ -156,14 +157,14 @@ class LayerCount:
         return _Kept((up + keeps_cheap) * self._model.ffn, wide=0)
 
     def _mixture(self, moe: Experts, keeps_cheap: bool) -> _Kept:
-        loss, choices = self._run.loss, moe.top_k
+        loss, choices, got = self._run.loss, moe.top_k, moe.top_k * self._hot
         shared = (2 + keeps_cheap) * moe.ffn * moe.shared
-        arriving = choices * self._model.hidden if self._ep > 1 else 0
+        arriving = got * self._model.hidden if self._ep > 1 else 0
         scores = 1 + (loss.router_z > 0) + (loss.balance_sequence > 0)
         return _Kept(
-            elements=2 * moe.ffn * choices + arriving + shared,
-            wide=scores * moe.experts + 2 * choices,
-            indices=(3 if self._ep == 1 else 6) * choices,
+            elements=2 * moe.ffn * got + arriving + shared,
+            wide=scores * moe.experts + choices + got,
+            indices=3 * choices if self._ep == 1 else 3 * (choices + got),
         )
 
     def _parameters(self, shapes: Shapes) -> tuple[float, float]:
@@ -177,10 +178,11 @@ class LayerCount:
     def _waiting(self, shapes: Shapes) -> float:
         """The inputs of the matrices, and their output gradients, which row layers gather over tp to compute."""
         matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and not n.endswith(WITHOUT_DEFERRAL)}
-        gradients = sum(rows * (self._tp if n.endswith(ROW_LAYERS) else 1) for n, (rows, _) in matrices.items())
-        inputs = sum(columns for n, (_, columns) in matrices.items() if not n.endswith(SAME_INPUT))
+        gradients: float = sum(rows * (self._tp if n.endswith(ROW_LAYERS) else 1) for n, (rows, _) in matrices.items())
+        inputs: float = sum(columns for n, (_, columns) in matrices.items() if not n.endswith(SAME_INPUT))
         moe = self._model.moe
         if moe is not None and any(EXPERTS in n for n in shapes):
-            gradients += moe.top_k * (2 * moe.ffn + self._model.hidden)
-            inputs += self._model.hidden * (1 if self._ep == 1 else moe.top_k + (moe.shared > 0)) + moe.top_k * moe.ffn
+            got = moe.top_k * self._hot
+            gradients += got * (2 * moe.ffn + self._model.hidden)
+            inputs += self._model.hidden * (1 if self._ep == 1 else got + (moe.shared > 0)) + got * moe.ffn
         return self.tokens * (gradients + inputs) * self.compute

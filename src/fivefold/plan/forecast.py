@@ -19,6 +19,7 @@ from fivefold.plan.budget import Budget, budget_of
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.constants import FITTED_FAMILIES
 from fivefold.plan.cost import Cost, cost_of
+from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.failures import Failures, failures_of
 from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.lasting import goodput_of, own_tier
@@ -27,7 +28,7 @@ from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
-from fivefold.plan.software import Software, fivefold
+from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, storage_of
 from fivefold.plan.time import StepTime, step_time
 
@@ -46,7 +47,9 @@ class Forecast:
     run: Run
     """Its ranks, its accelerator and its vocabulary are known."""
     cluster: Cluster
+    execution: Execution
     software: Software
+    """That of the execution on this layout."""
     schedule: Schedule | None
     """Of the pipeline; None with a single stage."""
     notes: tuple[str, ...]
@@ -83,12 +86,12 @@ class Forecast:
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
         """Changes after each of which the run would fit; none if it does."""
-        return () if self.fits else remedies(self.run, self.cluster)
+        return () if self.fits else remedies(self.run, self.cluster, self.execution)
 
     @cached_property
     def scaling(self) -> tuple[Point, ...]:
         """The same run on fewer and on more accelerators."""
-        return scaling(self.run, self.failures, self.step.tokens_per_s / self.cluster.gpus)
+        return scaling(self.run, self.failures, self.step.tokens_per_s / self.cluster.gpus, self.execution)
 
     def figure(self, name: str) -> Figure:
         """One of the figures. Raises KeyError for another name."""
@@ -104,13 +107,13 @@ class Forecast:
                 "assumed": f"no published run on {self.cluster.accelerator.name} was fitted: it is taken to reach as "
                 "much of its datasheet as an H100",
             }[self.rates_basis],
-            f"software: {self.software.name}, kernels of generation {self.software.generation}",
+            self.execution.says_software(),
             f"MFU: {CONVENTION}",
         ]
         if self.run.precision.compute == "fp64":
             found.append("products in fp64 are as fast as in fp32")
         if self.run.model.moe is not None:
-            found.append("experts get equal loads; of a hot one the others wait")
+            found.append(self.execution.says_load())
         job = self.cost.goodput
         if job is None:
             return [*found, self._nothing_fails()]
@@ -183,7 +186,7 @@ class Forecast:
                 "nodes": self.cluster.nodes,
                 "confidence": dict(self.cluster.accelerator.confidence),
             },
-            "software": {"name": self.software.name, "generation": self.software.generation},
+            **self.execution.json(),
             "fits": self.fits,
             "figures": {figure.name: figure.json() for figure in self.figures},
             "time": {
@@ -207,22 +210,28 @@ LAYOUT = ("pp", "dp", "cp", "tp", "ep", "replicate", "zero", "schedule", "chunks
 
 
 def forecast(
-    run: Run, schedule: Schedule | None = None, notes: tuple[str, ...] = (), failures: str | float = FAILURES
+    run: Run,
+    schedule: Schedule | None = None,
+    notes: tuple[str, ...] = (),
+    failures: str | float = FAILURES,
+    execution: Execution = OURS,
 ) -> Forecast:
     """The forecast of a legal run whose ranks are known, with its pipeline's schedule.
 
     `failures` is a published rate by name, or failures in 1,000 node-days. Raises UserError if nothing says the
-    vocabulary or the accelerator, and as `cluster_of` and `failures_of`.
+    vocabulary or the accelerator, and as `cluster_of`, `failures_of`, `Execution.software` and `check_hot_experts`.
     """
     run = _known(run)
     cluster = cluster_of(run)
-    software = fivefold(run.parallel.zero, run.parallel.pp)
+    check_hot_experts(run.model, run.parallel.ep, execution.hot_experts)
+    software = execution.software(run.parallel)
     step = step_time(run, cluster, software)
     rate = failures_of(failures)
     job = goodput_of(run, cluster, step.seconds, rate)
     return Forecast(
         run=run,
         cluster=cluster,
+        execution=execution,
         software=software,
         schedule=schedule,
         notes=notes,

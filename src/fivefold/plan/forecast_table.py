@@ -63,6 +63,7 @@ def lines_of(found: Forecast) -> list[str]:
     return [
         f"run {found.run.name} on {headline(found)}",
         model_line(found),
+        *found.execution.lines(),
         "",
         *table_lines([("what", "value", "error", "basis"), *rows]),
         "",

@@ -57,7 +57,8 @@ class StackLayers:
         narrow = software.narrow_activations and run.precision.linear != "auto"
         self._product_width = NARROW if narrow else self._width
         self._outside = 1 / self._tp if software.sequence_parallel else 1.0
-        self._waiting = LayerCount(run)
+        self._hot = software.hot_experts
+        self._waiting = LayerCount(run, self._hot)
 
     def kept(self, number: int) -> float:
         """Of a microbatch, from forward to backward."""
@@ -146,10 +147,10 @@ class StackLayers:
 
     def _mixture(self, moe: Experts, again: frozenset[str]) -> float:
         """Rows before and behind the experts, and what they keep; with tp its ranks share out the tokens."""
-        behind = 0 if self._product_width < self._width else self._width
-        rows = moe.top_k * self._model.hidden * (self._product_width + behind)
+        behind, got = 0 if self._product_width < self._width else self._width, moe.top_k * self._hot
+        rows = got * self._model.hidden * (self._product_width + behind)
         scores = 3 * 4 * moe.experts
-        return rows + scores + self._dense(moe.ffn * (moe.top_k + moe.shared), again)
+        return rows + scores + self._dense(moe.ffn * (got + moe.shared), again)
 
     def _widths(self, number: int) -> float:
         """Columns of a feed-forward's first product that a token meets."""
@@ -157,4 +158,5 @@ class StackLayers:
         moe = self._model.moe
         if moe is None or not is_moe(self._model, number):
             return gates * self._model.ffn
-        return gates * moe.ffn * (moe.top_k + moe.shared) + 2 * moe.top_k * self._model.hidden
+        got = moe.top_k * self._hot
+        return gates * moe.ffn * (got + moe.shared) + 2 * got * self._model.hidden

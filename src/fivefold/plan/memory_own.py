@@ -13,17 +13,19 @@ from fivefold.pipeline.layer_bytes import AROUND, LayerCount
 
 CHUNK = 2048
 """Tokens whose logits exist at one time on a GPU (kernels/cross_entropy.py)."""
-A_LOGIT = 6
-"""Bytes of one while it is made into its gradient: measured, 1.5 GiB for 2,048 tokens more of 128,256 words."""
+A_LOGIT = 2 + 4
+"""Bytes of one while it is made into its gradient: in 16 bits, and its logarithm of the softmax in fp32. An H200 agrees:
+2,048 tokens more of 128,256 words took 1.5 GiB more, 6.1 bytes each."""
 
 
 class OwnLayers:
     """Counts the layers of a legal run that this project trains."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, hot_experts: float = 1.0) -> None:
         self._run, self._model, self._tp = run, run.model, run.parallel.tp
-        self._count = LayerCount(run)
-        self._plain = LayerCount(run.model_copy(update={"recompute": Recompute(mode="none")}))
+        self._hot = hot_experts
+        self._count = LayerCount(run, hot_experts)
+        self._plain = LayerCount(run.model_copy(update={"recompute": Recompute(mode="none")}), hot_experts)
         self._tokens, self._width = self._count.tokens, self._count.compute
         self._offloaded = frozenset[int]().union(*offloaded_layers(run)) if run.offload else frozenset[int]()
 
@@ -76,4 +78,4 @@ class OwnLayers:
         moe = self._model.moe
         if moe is None or not is_moe(self._model, number):
             return (2 if self._model.activation == "swiglu" else 1) * self._model.ffn
-        return moe.top_k * (2 * self._model.hidden + 4 * moe.ffn)
+        return moe.top_k * self._hot * (2 * self._model.hidden + 4 * moe.ffn)

@@ -46,7 +46,7 @@ class Layers(Protocol):
 
 def layers_of(run: Run, software: Software) -> Layers:
     """Those of our own stack, or of another."""
-    return OwnLayers(run) if software.name == "fivefold" else StackLayers(run, software)
+    return OwnLayers(run, software.hot_experts) if software.name == "fivefold" else StackLayers(run, software)
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def page(found: Forecast) -> str:
 def _body(found: Forecast) -> Iterator[str]:
     yield f"<h1>{escape(found.run.name)}</h1>"
     yield f"<p>{escape(headline(found))}</p><p>{escape(model_line(found))}</p>"
+    yield from (f"<p>{escape(line)}</p>" for line in found.execution.lines())
     yield f'<p class="{"good" if found.fits else "bad"}" id="verdict">{escape(found.too_much() or found.verdict())}</p>'
     yield "<table><tr><th>what</th><th>value</th><th>error</th><th>basis</th><th></th></tr>"
     yield from map(_row, found.figures)

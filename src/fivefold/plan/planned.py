@@ -15,6 +15,7 @@ from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.parallel.grid import Grid
 from fivefold.pipeline.schedule import Schedule
+from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.forecast import FAILURES, Forecast, forecast
 from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.pipeline import pipeline_schedule
@@ -40,12 +41,13 @@ class Plan:
         """What each rank is. Raises UserError if stages are to be balanced and nothing says the vocabulary."""
         return ranks(self.run, self.grid, self.schedule, self.notes)
 
-    def forecast(self, failures: str | float = FAILURES) -> Forecast:
+    def forecast(self, failures: str | float = FAILURES, execution: Execution = OURS) -> Forecast:
         """The run's time, memory, cost and storage on its cluster, where machines fail at this rate.
 
-        Raises UserError if nothing says the accelerator or the vocabulary, or if a rate or number cannot be.
+        By this project's software unless `execution` says another. Raises UserError if nothing says the accelerator or
+        the vocabulary, or if a rate or number cannot be.
         """
-        return forecast(self.run, self.schedule, self.notes, failures)
+        return forecast(self.run, self.schedule, self.notes, failures, execution)
 
     def build_rank(self, rank: int) -> RankBuild:
         """What rank `rank` holds, found by building it in this process, which must not be in a process group already.

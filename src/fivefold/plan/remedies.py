@@ -13,8 +13,8 @@ from fivefold.config.rules import LEGALITY, check
 from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
+from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.memory import GIB, memory
-from fivefold.plan.software import fivefold
 from fivefold.plan.time import step_time
 
 Way = list[tuple[str, Run]]
@@ -40,21 +40,21 @@ class Remedy:
         return asdict(self)
 
 
-def remedies(run: Run, cluster: Cluster) -> tuple[Remedy, ...]:
+def remedies(run: Run, cluster: Cluster, execution: Execution = OURS) -> tuple[Remedy, ...]:
     """The changes that make `run` fit, the fastest first; each keeps the batch and the number of accelerators."""
-    found = _found(list(_changes(run, cluster)), cluster)
+    found = _found(list(_changes(run, cluster)), cluster, execution)
     if not found and run.recompute.mode != "full":
         changes = [
             [(f"{flags} --recompute.mode full", _recomputed(changed, "full")) for flags, changed in way]
             for way in _changes(run, cluster)
         ]
-        found = _found(changes, cluster)
+        found = _found(changes, cluster, execution)
     return tuple(sorted(found, key=lambda remedy: remedy.step_seconds)[:SHOWN])
 
 
-def _found(ways: Sequence[Way], cluster: Cluster) -> list[Remedy]:
+def _found(ways: Sequence[Way], cluster: Cluster, execution: Execution) -> list[Remedy]:
     """Of each way the first change that is enough."""
-    tried = ((remedy for flags, run in way if (remedy := _tried(flags, run, cluster))) for way in ways)
+    tried = ((remedy for flags, run in way if (remedy := _tried(flags, run, cluster, execution))) for way in ways)
     return [remedy for each in tried if (remedy := next(each, None))]
 
 
@@ -89,11 +89,11 @@ def _laid(run: Run, **changes: int) -> Run:
     return run.model_copy(update={"parallel": run.parallel.model_copy(update=changes)})
 
 
-def _tried(flags: str, run: Run, cluster: Cluster) -> Remedy | None:
+def _tried(flags: str, run: Run, cluster: Cluster, execution: Execution) -> Remedy | None:
     """None if the changed run is illegal, or does not fit either."""
     if check(run, cluster.gpus, LEGALITY):
         return None
-    software = fivefold(run.parallel.zero, run.parallel.pp)
+    software = execution.software(run.parallel)
     try:
         found = memory(run, cluster, software)
         if not found.fits:

@@ -13,10 +13,10 @@ from fivefold.config.rules import LEGALITY, check
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import cluster_of
+from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.failures import Failures
 from fivefold.plan.lasting import calendar_days
 from fivefold.plan.memory import memory
-from fivefold.plan.software import fivefold
 from fivefold.plan.time import step_time
 
 FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -42,7 +42,7 @@ class Point:
         return asdict(self)
 
 
-def scaling(run: Run, failures: Failures, here: float) -> tuple[Point, ...]:
+def scaling(run: Run, failures: Failures, here: float, execution: Execution = OURS) -> tuple[Point, ...]:
     """The run at each of `FACTORS`, as far as dp stays a whole number.
 
     `here` is what it makes as it is, in tokens a second and accelerator.
@@ -51,13 +51,13 @@ def scaling(run: Run, failures: Failures, here: float) -> tuple[Point, ...]:
     assert dp != "auto", "the ranks are known"
     assert run.cluster.gpus != "auto", "the ranks are known"
     return tuple(
-        _point(run, int(dp * factor), int(run.cluster.gpus * factor), failures, here)
+        _point(run, int(dp * factor), int(run.cluster.gpus * factor), failures, here, execution)
         for factor in FACTORS
         if (dp * factor).denominator == 1
     )
 
 
-def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float) -> Point:
+def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float, execution: Execution) -> Point:
     changed = run.model_copy(
         update={
             "parallel": run.parallel.model_copy(update={"dp": dp}),
@@ -66,7 +66,7 @@ def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float) -> Poi
     )
     if broken := check(changed, gpus, LEGALITY):
         return Point(gpus, dp, why=broken[0])
-    software = fivefold(run.parallel.zero, run.parallel.pp)
+    software = execution.software(run.parallel)
     try:
         cluster = cluster_of(changed)
         step = step_time(changed, cluster, software)

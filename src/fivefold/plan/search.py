@@ -21,12 +21,13 @@ from fivefold.config.run import Parallel, Recompute, Run
 from fivefold.durable import replace_file
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
+from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.memory import memory
 from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.reasons import Layout, Own, miss_lines, own_lines, table
 from fivefold.plan.search_bounds import LeastMemory, least_seconds
 from fivefold.plan.search_space import Degrees, degrees, run_of, schedules
-from fivefold.plan.software import Software, fivefold
+from fivefold.plan.software import Software
 from fivefold.plan.time import StepTime, step_time
 
 NEAR_MISSES = 6
@@ -51,6 +52,7 @@ class Found:
     """That the search took."""
     notes: tuple[str, ...] = ()
     """What this version cannot train whatever the layout."""
+    execution: Execution = OURS
 
     def json(self) -> dict[str, Any]:
         """As plain values."""
@@ -60,6 +62,7 @@ class Found:
             "nearest_miss": None if self.miss is None else self.miss.json(),
             "looked": self.looked,
             "seconds": self.seconds,
+            **self.execution.json(),
             "notes": list(self.notes),
         }
 
@@ -70,7 +73,7 @@ class Found:
             f"{looked['layouts']:,} layouts divide the ranks, the batch and the model; {looked['room']:,} could fit; "
             f"{looked['timed']:,} timed in {self.seconds:.1f} s"
         )
-        lines = [head, ""]
+        lines = [head, *self.execution.lines(), ""]
         lines += table(self.best) if self.best else miss_lines(self.miss)
         return [*lines, "", *own_lines(self.own), *(f"note: {note}" for note in self.notes)]
 
@@ -115,27 +118,26 @@ class _Ranking:
 def search(
     run: Run,
     cluster: Cluster,
-    software: Software | None = None,
+    execution: Execution = OURS,
     top: int = 10,
     say: Callable[[str], None] = lambda line: None,
 ) -> Found:
-    """The fastest legal layouts of a run that fit, of `cluster.gpus` ranks; by default under this project's software.
+    """The fastest legal layouts of a run that fit, of `cluster.gpus` ranks, as `execution` says they run.
 
     `say` hears of the progress. Raises ConfigError with the rules that the run breaks whatever its layout, UserError if
     the vocabulary is not known or no layout divides the ranks and the batch.
     """
-    return _Search(run, cluster, software, top, say).found()
+    return _Search(run, cluster, execution, top, say).found()
 
 
 class _Search:
     """One search."""
 
-    def __init__(
-        self, run: Run, cluster: Cluster, software: Software | None, top: int, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, run: Run, cluster: Cluster, execution: Execution, top: int, say: Callable[[str], None]) -> None:
         self._began = self._said = time.monotonic()
-        self._cluster, self._software, self._say = cluster, software, say
+        self._cluster, self._execution, self._say = cluster, execution, say
         self._run = _with_vocabulary(run)
+        check_hot_experts(run.model, run.model.moe.experts if run.model.moe else 1, execution.hot_experts)
         self._base = with_world(_without_layout(self._run), cluster.gpus)
         self._ranking = _Ranking(top)
         self._least_memory, self._capacity = LeastMemory(self._base), cluster.accelerator.memory
@@ -154,7 +156,7 @@ class _Search:
         notes = tuple(rule.says(self._base) for rule in broken_rules(self._base, NOT_YET))
         miss = None if best else self._nearest(near, plain)
         verdict = Own(self._run, own, best[0] if best else None)
-        return Found(best, verdict, miss, self._looked, time.monotonic() - self._began, notes)
+        return Found(best, verdict, miss, self._looked, time.monotonic() - self._began, notes, self._execution)
 
     def _own(self) -> Layout | list[str]:
         """The run's own layout; or the sentences of the rules that it breaks."""
@@ -168,12 +170,12 @@ class _Search:
             return [str(error)]
 
     def _layout(self, run: Run, step: StepTime | None = None) -> Layout:
-        software = self._stack(run.parallel.zero, run.parallel.pp)
+        software = self._execution.software(run.parallel)
         step = step or step_time(run, self._cluster, software)
         return Layout(run, step, memory(run, self._cluster, software))
 
-    def _stack(self, zero: int, pp: int) -> Software:
-        return self._software or fivefold(zero, pp)
+    def _stack(self, each: Degrees) -> Software:
+        return self._execution.software_of(each.zero, each.pp, each.ep)
 
     def _with_room(self) -> tuple[list[Degrees], list[Degrees]]:
         """The layouts that could fit, and of the others those that come nearest."""
@@ -181,7 +183,7 @@ class _Search:
         near: list[tuple[float, Degrees]] = []
         for each in degrees(self._run, self._cluster):
             self._looked["layouts"] += 1
-            bytes = self._least_memory.of(each, self._stack(each.zero, each.pp))
+            bytes = self._least_memory.of(each, self._stack(each))
             if bytes <= self._capacity:
                 fitting.append(each)
             else:
@@ -200,7 +202,7 @@ class _Search:
         found = []
         for number, each in enumerate(layouts):
             self._progress(partial(_count, number, len(layouts)))
-            step = step_time(run_of(self._base, each), self._cluster, self._stack(each.zero, each.pp))
+            step = step_time(run_of(self._base, each), self._cluster, self._stack(each))
             found.append((self._least(each, step), each, step))
         return sorted(found, key=lambda one: one[:2])
 
@@ -243,7 +245,7 @@ class _Search:
 
     def _by_time(self, each: Degrees, plain: StepTime) -> Iterator[tuple[float, str, int, StepTime]]:
         """The schedules, the fastest first, as far as they can be shown."""
-        software, microbatches = self._stack(each.zero, each.pp), each.microbatches(self._run)
+        software, microbatches = self._stack(each), each.microbatches(self._run)
         waiting = [(plain.seconds, "1f1b", 1, plain)]
         if self._least_memory.under(each, software, "1f1b", 1) > self._capacity:
             waiting = []
@@ -260,7 +262,7 @@ class _Search:
 
     def _nearest(self, near: list[Degrees], plain: list[tuple[float, Degrees, StepTime]]) -> Layout | None:
         """Of the layouts that do not fit the one that is nearest to it, under 1f1b."""
-        timed = sorted((self._least_memory.of(each, self._stack(each.zero, each.pp)), each) for _, each, _ in plain)
+        timed = sorted((self._least_memory.of(each, self._stack(each)), each) for _, each, _ in plain)
         tried = [each for _, each in timed[:NEAR_MISSES]] + near
         legal = [run for each in tried if not check(run := run_of(self._base, each), self._cluster.gpus, LEGALITY)]
         layouts = [self._layout(run) for run in legal]

@@ -90,6 +90,8 @@ class Software:
     before their last product, is not kept."""
     reduces_each_microbatch: bool = False
     """Whether sharded gradients are reduced after each microbatch, instead of once a step."""
+    hot_experts: float = 1.0
+    """Rows that the busiest rank of ep gets in a layer, over the mean of its ranks: what routing makes of it."""
 
 
 def fivefold(zero: int = 1, pp: int = 1) -> Software:

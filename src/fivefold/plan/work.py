@@ -92,6 +92,8 @@ class Sizes:
     dropout: bool
     unfused: bool
     """Whether attention writes its scores to memory."""
+    hot: float = 1.0
+    """Rows that the rank of ep gets, over the mean: those of the busiest one."""
 
     @classmethod
     def of(cls, run: Run, software: Software) -> Sizes:
@@ -107,6 +109,7 @@ class Sizes:
             software.sequence_parallel or run.parallel.tp == 1,
             software.dropout,
             software.generation == UNFUSED,
+            software.hot_experts,
         )
 
     @property
@@ -287,26 +290,32 @@ def _dense(sizes: Sizes, ffn: float, part: str) -> Work:
 
 
 def _mixture(sizes: Sizes) -> Work:
-    """Router, sending, grouped products over the rank's experts, and the shared experts."""
+    """Router, sending, grouped products over the rank's experts, and the shared experts.
+
+    A rank sends the mean of the rows, and the busiest one, for which the others wait, gets `hot` times that.
+    FLOPs are those of the mean: the model does not grow with it.
+    """
     model, moe, here = sizes.model, sizes.model.moe, sizes.tokens / sizes.tp
     assert moe is not None, "the layer has experts"
     chosen = here * moe.top_k
+    got = chosen * sizes.hot
     local = moe.experts / sizes.ep
-    up = Shape(chosen / local, 2 * moe.ffn, model.hidden, local)
-    down = Shape(chosen / local, model.hidden, moe.ffn, local)
-    rows = chosen * model.hidden * sizes.width
+    up = Shape(got / local, 2 * moe.ffn, model.hidden, local)
+    down = Shape(got / local, model.hidden, moe.ffn, local)
+    rows, arrived = chosen * model.hidden * sizes.width, got * model.hidden * sizes.width
     operations = [
         _linear(sizes, "router", "router", here, moe.experts, model.hidden)._replace(linear=False),
-        Operation("dispatch", "router", "gather", bytes=4 * rows, saved=rows),
-        Operation("experts.up", "ffn", "product", _flops(up), 0.0, up, saved=rows),
-        Operation("experts.activation", "activation", "pointwise", bytes=3 * chosen * moe.ffn * sizes.width,
-                  saved=2 * chosen * moe.ffn * sizes.width),
-        Operation("experts.down", "ffn", "product", _flops(down), 0.0, down, saved=chosen * moe.ffn * sizes.width),
-        Operation("combine", "router", "gather", bytes=3 * rows),
+        Operation("dispatch", "router", "gather", bytes=2 * rows + 2 * arrived, saved=rows),
+        Operation("experts.up", "ffn", "product", _flops(up) / sizes.hot, 0.0, up, saved=arrived),
+        Operation("experts.activation", "activation", "pointwise", bytes=3 * got * moe.ffn * sizes.width,
+                  saved=2 * got * moe.ffn * sizes.width),
+        Operation("experts.down", "ffn", "product", _flops(down) / sizes.hot, 0.0, down,
+                  saved=got * moe.ffn * sizes.width),
+        Operation("combine", "router", "gather", bytes=rows + 2 * arrived),
     ]  # fmt: skip
     communications = [
-        Communication("dispatch", "all-to-all", "ep", rows * (sizes.ep > 1)),
-        Communication("combine", "all-to-all", "ep", rows * (sizes.ep > 1)),
+        Communication("dispatch", "all-to-all", "ep", arrived * (sizes.ep > 1)),
+        Communication("combine", "all-to-all", "ep", arrived * (sizes.ep > 1)),
     ]
     experts = 3 * model.hidden * moe.ffn * local
     parameters = float(moe.experts * model.hidden)
