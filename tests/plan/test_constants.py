@@ -7,8 +7,11 @@ import json
 import pytest
 
 from fivefold.plan.constants import FAMILY_LIMIT, FILE, FITTED_FAMILIES, GENERATION_LIMIT, constants
-from fivefold.plan.fit import PRIORS
-from fivefold.plan.software import GENERATIONS
+from fivefold.plan.fit import PRIORS, gaps
+from fivefold.plan.memory_overhead import EXPANDABLE, overhead_of
+from fivefold.plan.published import read_rows
+from fivefold.plan.software import GENERATIONS, UNFUSED, stack
+from tests.plan.runs import small_run
 
 TABLE = json.loads(FILE.read_text(encoding="utf-8"))
 
@@ -31,6 +34,15 @@ def test_every_constant_is_a_plain_number_with_a_prior() -> None:
         for name, values in named.items():
             assert set(values) == set(PRIORS[kind][name])
             assert all(isinstance(value, float) for value in values.values())
+
+
+def test_the_allocators_gaps_are_what_the_published_memory_says() -> None:
+    """Told by kernels of 2022, and taken for every allocator whose segments cannot grow."""
+    assert [name for name, values in TABLE["generations"].items() if "gaps" in values] == [UNFUSED]
+    assert gaps(read_rows()) == constants().gaps == TABLE["generations"][UNFUSED]["gaps"]
+    run = small_run(gpus=1, dp=1)
+    reserved = {name: overhead_of(run, stack(name)).reserved for name in ("megatron-2022", "fsdp-2023", "fivefold")}
+    assert reserved == {"megatron-2022": constants().gaps, "fsdp-2023": constants().gaps, "fivefold": EXPANDABLE}
 
 
 def test_shares_of_a_datasheet_lie_between_nothing_and_all_of_it() -> None:

@@ -56,6 +56,8 @@ class Generation:
     """Seconds in which a layer of experts chooses, sorts and waits for the host, in forward and again in backward."""
     odd_heads: float = 0.0
     """Of unfused attention: how many times longer it takes with a number or size of heads that kernels do not like."""
+    gaps: float = 0.0
+    """Bytes that the caching allocator of the time, whose segments cannot grow, reserved over those of its tensors."""
 
     def attention_of(self, family: str) -> float:
         """For a family without a figure, the one of the family that is nearest in age."""
@@ -77,6 +79,11 @@ class Constants:
     def family(self, name: str) -> Family:
         """Accelerators of no fitted family are taken to reach as much of their datasheets as an H100."""
         return self.families.get(name, self.families["H100"])
+
+    @property
+    def gaps(self) -> float:
+        """Reserved over allocated bytes where segments cannot grow; told by the one generation whose rows show it."""
+        return max(generation.gaps for generation in self.generations.values())
 
 
 @cache

@@ -3,7 +3,7 @@
 Small enough to leave a source out and fit again (`validate.py`); `benchmarks/fit_planner.py` writes the shipped table
 with it. What is made small is the sum of the absolute errors of the rows' logarithms, by iteratively reweighted least
 squares with derivatives by differences, plus a mild pull of each constant towards `PRIORS`, which decides where no row
-does. Imports no torch.
+does. Of memory one constant is fitted, the allocator's gaps, by itself. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
+from statistics import median
 
 import numpy as np
 
 from fivefold.plan.constants import FILE, Constants, from_table
+from fivefold.plan.memory import GIB, memory
+from fivefold.plan.memory_overhead import ASK_FOR_IT
 from fivefold.plan.published import Row
 from fivefold.plan.time import step_time
 
@@ -30,7 +33,7 @@ PRIORS: Table = {
     },
     "generations": {
         "unfused-2022": {
-            "attention_A100": 0.7, "pointwise": 1.3, "launch": 5e-6, "overlap": 0.1, "odd_heads": 2.0,
+            "attention_A100": 0.7, "pointwise": 1.3, "launch": 5e-6, "overlap": 0.1, "odd_heads": 2.0, "gaps": 1.1,
         },
         "flash-2023": {
             "attention_A100": 0.28, "attention_H100": 0.15, "pointwise": 1.8, "launch": 5e-6, "overlap": 0.7,
@@ -62,6 +65,8 @@ SPREAD = {
     "routing": 1.0,
 }
 """How far, as a logarithm, a constant may stray from its prior for the price of one row that is 10 % off; else 0.5."""
+OF_MEMORY = ("gaps",)
+"""Constants that no time depends on."""
 SHARES = ("matmul", "bandwidth", "link", "nic", "overlap", "narrow", "attention")
 """Constants that lie between 0 and 1."""
 PRICE, NEAR = 0.1, 0.3
@@ -88,7 +93,8 @@ def fitted(
     rounds: int = 10,
     say: Callable[[str], None] = lambda line: None,
 ) -> Table:
-    """The table with which `rows` come out best, from the table `start`."""
+    """The table with which the times of `rows` come out best, from the table `start`; constants of memory as they are
+    there."""
     keys = _keys(start)
     point = np.array([_inward(key, start[key[0]][key[1]][key[2]]) for key in keys])
     touched = [_touched(row, keys) for row in rows]
@@ -101,7 +107,21 @@ def fitted(
         if not moved or before - search.loss < 1e-3 * search.loss / rounds:
             break
         search.slopes = _slopes(rows, keys, search.point, search.error, touched)
-    return _table(keys, search.point)
+    return _table(keys, search.point, start)
+
+
+def gaps(rows: Sequence[Row]) -> float:
+    """Reserved over allocated bytes of allocators whose segments cannot grow: the median of what makes each row that
+    says all its memory depends on come out exactly."""
+    found = []
+    for row in rows:
+        told = row.memory_bounded and not row.doubtful and row.memory_kind in ("reserved", "nvidia-smi")
+        if not told or row.memory_gib is None or row.software.name in ASK_FOR_IT:
+            continue
+        worst = memory(row.run, row.cluster, row.software).worst
+        beside = worst.overhead.context if row.memory_kind == "nvidia-smi" else 0.0
+        found.append((row.memory_gib * GIB - beside) / worst.allocated)
+    return float(f"{median(found):.4g}")
 
 
 class _Search:
@@ -150,7 +170,13 @@ class _Search:
 
 
 def _keys(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[Key]:
-    return [(kind, name, key) for kind, named in table.items() for name, values in named.items() for key in values]
+    return [
+        (kind, name, key)
+        for kind, named in table.items()
+        for name, values in named.items()
+        for key in values
+        if key not in OF_MEMORY
+    ]
 
 
 def _is_share(key: Key) -> bool:
@@ -166,11 +192,11 @@ def _outward(key: Key, number: float) -> float:
     return 1 / (1 + exp(-number)) if _is_share(key) else exp(number)
 
 
-def _table(keys: Sequence[Key], point: np.ndarray) -> Table:
-    table: Table = {}
+def _table(keys: Sequence[Key], point: np.ndarray, start: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    table: Table = {kind: {name: dict(values) for name, values in named.items()} for kind, named in start.items()}
     for key, number in zip(keys, point, strict=True):
         value = float(f"{_outward(key, float(number)):.4g}")
-        table.setdefault(key[0], {}).setdefault(key[1], {})[key[2]] = value
+        table[key[0]][key[1]][key[2]] = value
     return table
 
 

@@ -17,9 +17,9 @@ from fivefold.model.spec import is_moe, vocabulary
 from fivefold.pipeline.layer_bytes import BYTES, LayerCount
 from fivefold.plan.software import COMPILED, UNFUSED, Software
 
-LOGIT = 10
+LOGIT = 2 + 4 + 4
 """Bytes a logit while the loss is computed: in 16 bits, in fp32, and the gradient of that, written over the softmax."""
-FUSED, WHOLE, SPLIT = 4, 14, 18
+FUSED, WHOLE, SPLIT = 2 + 2, 2 + 4 + 4 + 4, 2 + 4 + 4 + 4 + 4
 LOGITS = {
     "fsdp1": (FUSED, FUSED),
     "fsdp1-pure": (FUSED, FUSED),

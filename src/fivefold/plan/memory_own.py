@@ -14,8 +14,8 @@ from fivefold.pipeline.layer_bytes import AROUND, LayerCount
 CHUNK = 2048
 """Tokens whose logits exist at one time on a GPU (kernels/cross_entropy.py)."""
 A_LOGIT = 2 + 4
-"""Bytes of one while it is made into its gradient: in 16 bits, and its logarithm of the softmax in fp32. An H200 agrees:
-2,048 tokens more of 128,256 words took 1.5 GiB more, 6.1 bytes each."""
+"""Bytes of one while it is made into its gradient: in 16 bits, and the logarithm of its softmax in fp32. An H200
+agrees: 2,048 tokens more of 128,256 words took 1.5 GiB more, 6.1 bytes each."""
 
 
 class OwnLayers:

@@ -86,6 +86,11 @@ class Row:
         """Whether the model has no experts."""
         return self.run.model.moe is None
 
+    @property
+    def memory_bounded(self) -> bool:
+        """Whether it says all that its memory depends on."""
+        return self.states.layout and self.states.sequence and self.states.state_bytes and self.dense and not self.oom
+
 
 @dataclass(frozen=True)
 class Unread:

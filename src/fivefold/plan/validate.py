@@ -56,8 +56,7 @@ class Prediction:
     @property
     def memory_bounded(self) -> bool:
         """Whether the row says all that its memory depends on."""
-        states = self.row.states
-        return states.layout and states.sequence and states.state_bytes and self.row.dense and not self.row.oom
+        return self.row.memory_bounded
 
     @property
     def error(self) -> float | None:
