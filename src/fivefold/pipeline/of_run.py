@@ -5,13 +5,14 @@ Imports no torch.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
 from fivefold.errors import UserError
 from fivefold.pipeline.check import require_sound
-from fivefold.pipeline.named import make_schedule, placement_of
+from fivefold.pipeline.named import SCHEDULES, make_schedule, placement_of
 from fivefold.pipeline.schedule import Schedule
 from fivefold.pipeline.stage_bytes import ByteCount
 from fivefold.pipeline.text import read_csv
@@ -25,6 +26,8 @@ def schedule_of_run(run: Run) -> Schedule:
     parallel, microbatches = run.parallel, microbatches_of(run)
     if is_file(parallel.schedule):
         return schedule_of_file(run, microbatches)
+    if parallel.schedule in SCHEDULES and parallel.schedule != "auto":
+        return named_schedule(parallel.schedule, parallel.pp, microbatches, parallel.chunks)
     schedule = make_schedule(
         parallel.schedule,
         parallel.pp,
@@ -34,6 +37,15 @@ def schedule_of_run(run: Run) -> Schedule:
         weight=ByteCount(run).waiting_share(),
     )
     _require_fit(schedule, run, microbatches)
+    require_sound(schedule)
+    return schedule
+
+
+@lru_cache(maxsize=64)
+def named_schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
+    """A schedule that depends on nothing else, once for all who ask. Raises UserError as `make_schedule`, and if it
+    cannot run."""
+    schedule = make_schedule(name, ranks, microbatches, chunks)
     require_sound(schedule)
     return schedule
 

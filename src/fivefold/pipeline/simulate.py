@@ -40,15 +40,25 @@ def simulate(schedule: Schedule, times: Times, sizes: Sizes | None = None) -> Ti
     Without overlap a transfer keeps the sender busy right after the action, and the receiver right before the one that
     needs it. Raises UserError, with the circle, if the ranks would wait for each other forever.
     """
-    ranks = len(schedule.ranks)
+    run = _ended(schedule, times)
+    kept = Sizes.uniform(schedule.placement) if sizes is None else sizes
+    return Timeline(run.spans(), run.transfers(), kept)
+
+
+def makespan(schedule: Schedule, times: Times) -> float:
+    """That of the timeline, which is not made for it. Raises UserError as `simulate`."""
+    return max((ends[-1] for ends in _ended(schedule, times).ends if ends), default=0.0)
+
+
+def _ended(schedule: Schedule, times: Times) -> _Run:
+    """The simulation, to its end."""
     run = _Run(schedule, times)
-    ready = list(range(ranks))
+    ready = list(range(len(schedule.ranks)))
     while ready:
         ready += run.advance(ready.pop())
     if run.waiting:
         require_sound(schedule)
-    kept = Sizes.uniform(schedule.placement) if sizes is None else sizes
-    return Timeline(run.spans(), run.transfers(), kept)
+    return run
 
 
 class _Run:

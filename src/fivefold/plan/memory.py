@@ -23,6 +23,7 @@ from fivefold.pipeline.stage_bytes import sizes_of
 from fivefold.pipeline.stages import stage_layers
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.memory_overhead import Overhead, overhead_of
+from fivefold.plan.memory_peaks import fullest
 from fivefold.plan.memory_shards import NOTHING, Held, Parts
 from fivefold.plan.memory_stage import Stage, Stages
 from fivefold.plan.memory_state import Bytes, Moment, State, state_of
@@ -199,28 +200,14 @@ class _Walk:
         actions = self._actions[rank]
         always = _sum(*(self._state.always(self._parts[stage]) for stage in stages))
         left = {stage: sum(a.kind in "BW" and a.stage == stage for a in actions) for stage in stages}
-        begun: set[int] = set()
-        seen: dict[tuple[Any, ...], float] = {}
-        before = 0.0
-        for action, level in zip(actions, levels(actions, self._sizes), strict=True):
-            stage = action.stage
-            counts = action.kind in "BW"
-            key = (action.kind, stage, stage in begun, counts and left[stage] == 1, frozenset(begun), _over(left))
-            activations = max(level.during, before)
-            if seen.get(key, -1.0) < activations:
-                seen[key] = activations
-                others = [
-                    self._state.between(self._parts[other], other in begun, left[other] == 0)
-                    for other in stages
-                    if other != stage
-                ]
-                yield from self._during(
-                    action, stage not in begun, left[stage] == 1, activations, _sum(always, *others)
-                )
-            if counts:
-                left[stage] -= 1
-                begun.add(stage)
-            before = level.after
+        for action, come, activations in fullest(actions, levels(actions, self._sizes), left):
+            others = (
+                self._state.between(self._parts[other], other in come.begun, other in come.over)
+                for other in stages
+                if other != action.stage
+            )
+            first = action.stage not in come.begun
+            yield from self._during(action, first, come.last, activations, _sum(always, *others))
         yield "the update", _sum(always, *(self._state.between(self._parts[stage], True, True) for stage in stages))
 
     def _during(
@@ -262,10 +249,6 @@ def _sum(*parts: Bytes) -> Bytes:
         for name, size in part.items():
             added[name] = added.get(name, 0.0) + size
     return added
-
-
-def _over(left: dict[int, int]) -> frozenset[int]:
-    return frozenset(stage for stage, count in left.items() if not count)
 
 
 def _stages(run: Run, software: Software) -> list[Stage]:

@@ -10,11 +10,10 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
-from fivefold.pipeline.named import make_schedule
+from fivefold.pipeline.of_run import named_schedule
 from fivefold.pipeline.schedule import Schedule
-from fivefold.pipeline.simulate import simulate
+from fivefold.pipeline.simulate import makespan
 from fivefold.pipeline.times import Times
 
 STEADY = 2
@@ -49,12 +48,7 @@ def pipeline_seconds(
     for stage, rank in enumerate(placement):
         by_rank[rank] += sum(stages[stage])
     few = microbatches if schedule is not None else min(microbatches, STEADY * ranks)
-    made = schedule or _schedule(name, ranks, few, chunks)
+    made = schedule or named_schedule(name, ranks, few, chunks)
     forward, input, weight = zip(*stages, strict=True)
     times = Times(forward, input, weight, latency=hop)
-    return simulate(made, times).makespan + (microbatches - few) * max(by_rank)
-
-
-@lru_cache(maxsize=256)
-def _schedule(name: str, ranks: int, microbatches: int, chunks: int) -> Schedule:
-    return make_schedule(name, ranks, microbatches, chunks)
+    return makespan(made, times) + (microbatches - few) * max(by_rank)
