@@ -41,7 +41,8 @@ def test_a_name_that_is_like_none_gets_no_question() -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["schedule", "zbv", "--pp", "4", "--microbatches", "8"], "zb-v"),
+        (["schedule", "zbv"], "zb-v"),
+        (["schedule", "dualpipe", "--pp", "4", "--microbatches", "8"], "dualpipe-v"),
         (["presets", "llama3-8b"], "llama-3-8b"),
         (["check", "run.yaml", "--model.preset", "tinyllama"], "tiny-llama"),
         (["check", "run.yaml", "--parallel.schedule", "dualpipev"], "dualpipe-v"),

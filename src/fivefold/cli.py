@@ -127,10 +127,12 @@ def presets(name: str | None, as_json: bool) -> None:
 def check(words: tuple[str, ...], as_json: bool) -> None:
     """Tell what is wrong with a run file, or what it comes to."""
     from fivefold.config.files import load_run
+    from fivefold.config.rules import RULES
+    from fivefold.hardware.rule import ACCELERATOR
     from fivefold.plan.overview import overview
 
     file, overrides = run_file(words)
-    found = overview(load_run(file, overrides))
+    found = overview(load_run(file, overrides, (*RULES, ACCELERATOR)))
     if as_json:
         print_json(found.json())
     else:
@@ -170,6 +172,7 @@ def plan(
     """
     from fivefold.config.files import load_run
     from fivefold.config.rules import LEGALITY
+    from fivefold.hardware.rule import ACCELERATOR
     from fivefold.plan.execution import execution_of
     from fivefold.plan.planned import plan as plan_of
 
@@ -188,7 +191,7 @@ def plan(
             raise click.UsageError("--search is a plan of its own; give it without the other kinds")
         run = load_run(file, overrides, ())
         ctx.exit(_search(run, execution_of(run, software, hot), write, as_json))
-    planned = plan_of(load_run(file, overrides, LEGALITY))
+    planned = plan_of(load_run(file, overrides, (*LEGALITY, ACCELERATOR)))
     if list_ranks or rank is not None:
         found = planned.ranks() if rank is None else planned.build_rank(rank)
         if as_json:

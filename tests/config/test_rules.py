@@ -145,6 +145,17 @@ BROKEN: list[tuple[str, str]] = [
             ("router_z", "-0.5"),
         ]
     ),
+    ("--routing.bias_rate 0.01", "routing.bias_rate = 0.01 is of experts, but model.moe = null: there are none; use"),
+    (
+        "--model.preset tiny-switch --routing.bias_rate 0.01",
+        "routing.bias_rate = 0.01 moves the experts' biases, but model.moe.bias = false: there are none; use "
+        "model.moe.bias true, or routing.bias_rate 0",
+    ),
+    (
+        "--loss.mtp 0.1",
+        "loss.mtp = 0.1 weighs multi-token prediction, but model.mtp = 0: no further token is predicted; use model.mtp "
+        "1 or more, or loss.mtp 0",
+    ),
     ("--routing.bias_rate -0.001", "routing.bias_rate = -0.001: it must be 0 or more, and finite"),
     (f"{MOE}--routing.capacity_factor 0", "routing.capacity_factor = 0.0: it must be above 0, and finite"),
     (

@@ -24,7 +24,9 @@ from fivefold.config.split_rules import SPLITS
 
 MIXTURE = tuple(rule for rule in EXPERTS if rule.name not in {"experts have no biases"})
 LATENT = tuple(
-    rule for rule in MODEL if rule.name.startswith(("latent attention turns", "values of", "a sequence has"))
+    rule
+    for rule in MODEL
+    if rule.name.startswith(("latent attention turns", "values of", "a sequence has", "the weight of"))
 )
 TABLES = (*LAYOUT, *PIPELINE, *SPLITS, *MEMORY, *MIXTURE, *LATENT)
 Edit = tuple[str, Any]
@@ -131,6 +133,9 @@ BY_HAND = [
     {"mla": LATENT_HEADS["mla"] | {"value": 9}},
     LATENT_HEADS | {"tp": 8},
     LATENT_HEADS | {"cp": 4, "cp_method": "ulysses", "tp": 2},
+    {"routing": {"bias_rate": 0.01}},
+    experts() | {"routing": {"bias_rate": 0.01}},
+    {"loss": {"mtp": 0.1}},
     {"mtp": 256},
     {"mtp": 1, "seq_len": 1},
     {"tp": 8, "gpus": 12},

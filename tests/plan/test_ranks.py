@@ -136,7 +136,7 @@ def test_the_groups_are_those_of_the_mesh() -> None:
         assert data == expected
 
 
-MIXTURE = SMALL.model_copy(update={"moe": Experts(experts=8, top_k=2, ffn=24, dense_layers=1), "mtp": 1})
+MIXTURE = SMALL.model_copy(update={"moe": Experts(experts=8, top_k=2, ffn=24, dense_layers=1, bias=True), "mtp": 1})
 
 
 @pytest.mark.parametrize("zero", [0, 1])

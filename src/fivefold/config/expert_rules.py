@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.config.keys import default_of
 from fivefold.config.rule import Rule, choices, divisors_of, multiples_around, value_of
 from fivefold.config.run import Experts, Run
 
@@ -92,6 +93,20 @@ def _say_stage_ranks(run: Run) -> str:
     )
 
 
+def _has_biases(run: Run) -> bool:
+    return run.model.moe is not None and run.model.moe.bias
+
+
+def _say_no_biases(run: Run) -> str:
+    rate = f"routing.bias_rate = {run.routing.bias_rate:g}"
+    if run.model.moe is None:
+        return f"{rate} is of experts, but model.moe = null: there are none; use routing.bias_rate 0"
+    return (
+        f"{rate} moves the experts' biases, but model.moe.bias = false: there are none; use model.moe.bias true, or "
+        "routing.bias_rate 0"
+    )
+
+
 EXPERTS: tuple[Rule, ...] = (
     Rule(
         "a token's experts are among those there are",
@@ -167,6 +182,12 @@ EXPERTS: tuple[Rule, ...] = (
     _of_experts("routing.capacity_factor", None),
     _of_experts("routing.placement", "fixed"),
     _of_experts("parallel.ep", 1),
+    Rule(
+        "the rate of biases has biases",
+        about=("routing.bias_rate", "model.moe", "model.moe.bias"),
+        broken=lambda run: run.routing.bias_rate not in (0, default_of("routing.bias_rate")) and not _has_biases(run),
+        says=_say_no_biases,
+    ),
     Rule(
         "ep divides the experts",
         about=("model.moe.experts", "parallel.ep", "parallel.dp", "parallel.cp", "parallel.tp"),

@@ -74,6 +74,14 @@ def default_list(path: KeyPath) -> list[Any]:
     return list(default) if isinstance(default, list | tuple) else []
 
 
+def default_of(key: str) -> Any:
+    """The default of the key with this dotted name; pydantic's `PydanticUndefined` if it must be given."""
+    section, _, last = key.rpartition(".")
+    holder = section_in(type_at(tuple(section.split(".")))) if section else Run
+    assert holder is not None, f"{section} is a section"
+    return fields(holder)[last].get_default(call_default_factory=True)
+
+
 def allowed(annotation: Any, *, plural: bool = False) -> str:
     """What a value of this type may be, in words: "a whole number or auto"."""
     parts = [_allowed_one(member, plural) for member in members(annotation)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fivefold.config.keys import default_of
 from fivefold.config.rule import Rule, choices, divisors_of, multiples_around, value_of
 from fivefold.config.run import RopeScaling, Run
 
@@ -149,6 +150,15 @@ MODEL: tuple[Rule, ...] = (
             f"model.mtp = {run.model.mtp} predicts as many tokens after the next, and more than data.seq_len = "
             f"{run.data.seq_len} leaves; use model.mtp {run.data.seq_len - 1}"
             f"{' or less' if run.data.seq_len > 1 else ''}, or data.seq_len {run.model.mtp + 1} or more"
+        ),
+    ),
+    Rule(
+        "the weight of multi-token prediction has some",
+        about=("loss.mtp", "model.mtp"),
+        broken=lambda run: run.model.mtp == 0 and run.loss.mtp not in (0, default_of("loss.mtp")),
+        says=lambda run: (
+            f"loss.mtp = {run.loss.mtp:g} weighs multi-token prediction, but model.mtp = 0: no further token is "
+            "predicted; use model.mtp 1 or more, or loss.mtp 0"
         ),
     ),
     Rule(

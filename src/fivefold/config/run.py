@@ -40,7 +40,7 @@ class Cluster(Section):
     """The machines that the run is planned for."""
 
     gpu: str = "auto"
-    """Name of the accelerator, such as `h100`; `auto` takes what is found on this machine."""
+    """Name of the accelerator, such as `h100`, or a YAML file that describes one; `auto` takes what is found here."""
     gpus: int | Auto = "auto"
     """Accelerators (or CPU processes) in all; `auto` takes what is found, or what the launcher started."""
     gpus_per_node: int | Auto = "auto"

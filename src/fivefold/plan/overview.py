@@ -12,6 +12,7 @@ from typing import Any
 
 from fivefold.config.huggingface import TokenIds, hf_config
 from fivefold.config.models import preset_fields, preset_names, preset_source
+from fivefold.config.notable import notes_on
 from fivefold.config.rules import with_world
 from fivefold.config.run import Model, Run
 from fivefold.config.schedules import is_file
@@ -158,7 +159,7 @@ def overview(run: Run) -> Overview:
         tokens_a_step=step,
         schedule=_schedule(with_world(run, run.cluster.gpus)),
         flops=float(train_flops_per_token(model, run.data.seq_len)) * tokens if model else None,
-        notes=(*_missing_data(run), *_no_export(run), *_no_placement(run)),
+        notes=(*_missing_data(run), *_no_export(run), *notes_on(run)),
     )
 
 
@@ -213,10 +214,3 @@ def _no_export(run: Run) -> list[str]:
     except UserError as error:
         return [f"the trained model cannot be exported: {error}"]
     return []
-
-
-def _no_placement(run: Run) -> list[str]:
-    """A note if experts are to be moved between ranks, and one rank has them all."""
-    if run.routing.placement == "fixed" or run.parallel.ep > 1:
-        return []
-    return [f"routing.placement = {run.routing.placement} moves experts between the ranks of parallel.ep, which is 1"]

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from fivefold.config.files import ConfigError
 from fivefold.config.layout_rules import ranks_a_replica
+from fivefold.config.notable import notes_on
 from fivefold.config.rules import LEGALITY, NOT_YET, broken_rules, check, with_world
 from fivefold.config.run import Run
 from fivefold.errors import UserError
+from fivefold.hardware.rule import ACCELERATOR
 from fivefold.parallel.grid import Grid
 from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.execution import OURS, Execution
@@ -35,7 +37,7 @@ class Plan:
     schedule: Schedule | None
     """Of the pipeline; None with a single stage."""
     notes: tuple[str, ...]
-    """What is legal, and this version cannot train."""
+    """What is legal, and should be known: that this version cannot train it, or that a key does nothing."""
 
     def ranks(self) -> Ranks:
         """What each rank is. Raises UserError if stages are to be balanced and nothing says the vocabulary."""
@@ -75,12 +77,12 @@ def plan(run: Run) -> Plan:
     if known is not run:
         _check(known, world)
         run = known
-    notes = tuple(rule.says(run) for rule in broken_rules(run, NOT_YET))
+    notes = (*(rule.says(run) for rule in broken_rules(run, NOT_YET)), *notes_on(run))
     return Plan(run, Grid.of(run.parallel, world), pipeline_schedule(run), notes)
 
 
 def _check(run: Run, world: int) -> None:
-    if broken := check(run, world, LEGALITY):
+    if broken := check(run, world, (*LEGALITY, ACCELERATOR)):
         raise ConfigError(broken)
 
 

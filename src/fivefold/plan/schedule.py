@@ -154,9 +154,10 @@ def answer(asked: Asked) -> Answer:
         schedule = _read(asked)
         times = source.of(schedule.placement)
     else:
+        demands = demands_of(asked.name)
         if asked.pp is None or asked.microbatches is None:
             raise UserError(f"schedule {asked.name}: give --pp and --microbatches; only a CSV file says them itself")
-        chunks = asked.chunks if asked.chunks is not None else demands_of(asked.name).chunks or 1
+        chunks = asked.chunks if asked.chunks is not None else demands.chunks or 1
         times = source.of(placement_of(asked.name, asked.pp, chunks))
         schedule = make_schedule(asked.name, asked.pp, asked.microbatches, chunks, times, asked.memory)
     require_sound(schedule)

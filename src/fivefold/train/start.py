@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.config.files import ConfigError, dump_run, load_run
-from fivefold.config.rules import check, with_world
+from fivefold.config.rules import RULES, check, with_world
 from fivefold.config.run import Run
 from fivefold.errors import RunError, UserError
+from fivefold.hardware.rule import ACCELERATOR
 from fivefold.launch.environment import is_worker
 from fivefold.launch.local import run_workers, visible_gpus
 from fivefold.observe.sinks import require_sinks
@@ -70,7 +71,7 @@ def local_workers(run: Run, options: TrainOptions) -> int:
 
 def _check(run: Run, world: int, source: str | None = None) -> None:
     """Raises UserError for a run that cannot be: its rules for `world` ranks, its packages, and its schedule."""
-    if broken := check(run, world):
+    if broken := check(run, world, (*RULES, ACCELERATOR)):
         raise ConfigError(broken, source)
     require_sinks(run)
     schedule_of_run(with_world(run, world))
