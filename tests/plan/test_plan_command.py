@@ -72,7 +72,10 @@ def test_the_table_and_the_json_say_the_same(folder: Path) -> None:
 
 SCHEMA = {
     "schema": None,
-    "run": {"name", "model", "layout", "recompute", "offload", "microbatches", "micro_size", "global_size", "seq_len"},
+    "run": {
+        *("name", "model", "vocabulary", "layout", "recompute", "offload", "microbatches", "micro_size", "global_size"),
+        "seq_len",
+    },
     "cluster": {"accelerator", "gpus", "gpus_per_node", "nodes", "confidence"},
     "software": {"name", "generation"},
     "hot_experts": None,

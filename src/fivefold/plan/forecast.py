@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 from fivefold.config.run import Run
-from fivefold.errors import UserError
 from fivefold.hardware.local import local_accelerator
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
@@ -24,13 +23,13 @@ from fivefold.plan.failures import Failures, failures_of
 from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.lasting import goodput_of, own_tier
 from fivefold.plan.memory import GIB, Memory, memory
-from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, storage_of
 from fivefold.plan.time import StepTime, step_time
+from fivefold.plan.vocabulary import with_vocabulary
 
 SCHEMA = 1
 """Of the JSON; it changes when a key goes or means something else, not when one is added."""
@@ -171,6 +170,7 @@ class Forecast:
             "run": {
                 "name": run.name,
                 "model": run.model.preset or run.model.from_ or run.model.family,
+                "vocabulary": run.model.vocab,
                 "layout": {name: getattr(parallel, name) for name in LAYOUT},
                 "recompute": run.recompute.mode,
                 "offload": list(run.offload),
@@ -246,12 +246,7 @@ def forecast(
 
 def _known(run: Run) -> Run:
     """With the vocabulary and the accelerator that data and machine tell."""
-    run = with_known_vocabulary(run)
-    if run.model.vocab == "auto":
-        raise UserError(
-            "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
-            "--model.vocab N"
-        )
+    run = with_vocabulary(run)
     if run.cluster.gpu == "auto" and (found := local_accelerator()) is not None:
         run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpu": found.name})})
     return run

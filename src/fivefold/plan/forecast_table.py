@@ -49,11 +49,9 @@ def model_line(found: Forecast) -> str:
     run, budget = found.run, found.budget
     active = "" if budget.active == budget.parameters else f" ({short(budget.active)} active)"
     name = run.model.preset or run.model.from_ or run.model.family
+    size = f"{short(budget.parameters)} parameters{active}, vocabulary {run.model.vocab:,}"
     a_step = run.batch.global_size * run.data.seq_len
-    return (
-        f"{name}, {short(budget.parameters)} parameters{active}; a step is {run.batch.global_size:,} sequences x "
-        f"{run.data.seq_len:,} = {a_step:,} tokens"
-    )
+    return f"{name}, {size}; a step is {run.batch.global_size:,} sequences x {run.data.seq_len:,} = {a_step:,} tokens"
 
 
 def lines_of(found: Forecast) -> list[str]:

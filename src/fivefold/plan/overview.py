@@ -5,7 +5,6 @@ The counts come from `model/spec.py`; here they are put beside the length of the
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from fivefold.errors import UserError
 from fivefold.model.spec import parameters, train_flops_per_token
 from fivefold.pipeline.of_run import schedule_of_file
 from fivefold.plan.pipeline import Outlook, pipeline_schedule
+from fivefold.plan.vocabulary import known_vocabulary, vocabulary_notes
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def overview(run: Run) -> Overview:
         tokens_a_step=step,
         schedule=_schedule(with_world(run, run.cluster.gpus)),
         flops=float(train_flops_per_token(model, run.data.seq_len)) * tokens if model else None,
-        notes=(*_missing_data(run), *_no_export(run), *notes_on(run)),
+        notes=(*_missing_data(run), *_no_export(run), *vocabulary_notes(run), *notes_on(run)),
     )
 
 
@@ -176,25 +176,6 @@ def _schedule(run: Run) -> str | None:
     else:
         return None
     return None if schedule is None else Outlook.of(schedule).line()
-
-
-def known_vocabulary(run: Run) -> int | None:
-    """The vocabulary, from the run file or from beside the first token set; None if neither says."""
-    if isinstance(run.model.vocab, int):
-        return run.model.vocab
-    try:
-        found = json.loads((run.data.train[0].path / "dataset.json").read_text(encoding="utf-8"))["vocab"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, int) and found > 0 else None
-
-
-def with_known_vocabulary(run: Run) -> Run:
-    """The run with its vocabulary as a number, if its file or its data says it; else as it is."""
-    vocabulary = known_vocabulary(run)
-    if vocabulary is None or vocabulary == run.model.vocab:
-        return run
-    return run.model_copy(update={"model": run.model.model_copy(update={"vocab": vocabulary})})
 
 
 def _missing_data(run: Run) -> list[str]:

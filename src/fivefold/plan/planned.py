@@ -19,9 +19,9 @@ from fivefold.parallel.grid import Grid
 from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.forecast import FAILURES, Forecast, forecast
-from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.pipeline import pipeline_schedule
 from fivefold.plan.ranks import Ranks, ranks
+from fivefold.plan.vocabulary import vocabulary_notes, with_known_vocabulary
 
 if TYPE_CHECKING:
     from fivefold.plan.dry_run import RankBuild
@@ -73,11 +73,12 @@ def plan(run: Run) -> Plan:
     world = _world(run)
     _check(run, world)
     run = with_world(run, world)
+    on_vocabulary = vocabulary_notes(run)
     known = with_known_vocabulary(run)
     if known is not run:
         _check(known, world)
         run = known
-    notes = (*(rule.says(run) for rule in broken_rules(run, NOT_YET)), *notes_on(run))
+    notes = (*(rule.says(run) for rule in broken_rules(run, NOT_YET)), *on_vocabulary, *notes_on(run))
     return Plan(run, Grid.of(run.parallel, world), pipeline_schedule(run), notes)
 
 

@@ -23,12 +23,12 @@ from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.memory import memory
-from fivefold.plan.overview import with_known_vocabulary
 from fivefold.plan.reasons import Layout, Own, miss_lines, own_lines, table
 from fivefold.plan.search_bounds import LeastMemory, least_seconds
 from fivefold.plan.search_space import Degrees, degrees, run_of, schedules
 from fivefold.plan.software import Software
 from fivefold.plan.time import StepTime, step_time
+from fivefold.plan.vocabulary import with_vocabulary
 
 NEAR_MISSES = 6
 """Of the layouts that do not fit, so many with the least state and activations are counted whole."""
@@ -136,7 +136,7 @@ class _Search:
     def __init__(self, run: Run, cluster: Cluster, execution: Execution, top: int, say: Callable[[str], None]) -> None:
         self._began = self._said = time.monotonic()
         self._cluster, self._execution, self._say = cluster, execution, say
-        self._run = _with_vocabulary(run)
+        self._run = with_vocabulary(run)
         check_hot_experts(run.model, run.model.moe.experts if run.model.moe else 1, execution.hot_experts)
         self._base = with_world(_without_layout(self._run), cluster.gpus)
         self._ranking = _Ranking(top)
@@ -277,15 +277,6 @@ class _Search:
 
 def _count(number: int, layouts: int) -> str:
     return f"{number:,} of {layouts:,} layouts timed"
-
-
-def _with_vocabulary(run: Run) -> Run:
-    run = with_known_vocabulary(run)
-    if run.model.vocab == "auto":
-        raise UserError(
-            "model.vocab = auto and no token set says the vocabulary; give model.vocab, or data that exists"
-        )
-    return run
 
 
 def _without_layout(run: Run) -> Run:
