@@ -11,6 +11,7 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -49,15 +50,32 @@ def _counts(run: Run) -> list[int]:
         return wanted
     if stages == 1:
         return [run.model.layers]
-    return balanced_by_memory(run) if wanted == "memory" else _balanced_by_cost(run.model, placement_of_run(run))
+    if wanted == "memory":
+        return balanced_by_memory(run)
+    return list(_balanced_by_cost(_Costs(run.model), placement_of_run(run)))
 
 
-def _balanced_by_cost(model: Model, placement: Sequence[int]) -> list[int]:
-    """How many layers each stage has if the busiest rank is to have as little to do as can be.
+class _Costs:
+    """A model as a key; one that is equal is found too."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Costs) and (self.model is other.model or self.model == other.model)
+
+    def __hash__(self) -> int:
+        return hash((self.model.layers, self.model.hidden, self.model.vocab))
+
+
+@lru_cache(maxsize=1024)
+def _balanced_by_cost(costs: _Costs, placement: tuple[int, ...]) -> Sequence[int]:
+    """How many layers each stage has if the busiest rank is to have as little to do as can be; found once for all runs.
 
     `placement` says which rank has each stage. Every stage has a layer; the others are shared out to the ranks, and
     those of a rank to its stages. Where layers differ this is done as if all were as the last, and then layers move.
     """
+    model = costs.model
     head = vocabulary(model) * model.hidden
     first, layer = (layer_matmul_parameters(model, number) for number in (0, model.layers - 1))
     ends = [0.0] * len(placement)

@@ -1,7 +1,8 @@
 """The layout that trains a run fastest on its cluster, by the planner's own memory and time.
 
-Layouts come by arithmetic (`search_space.py`); those whose middle stage alone does not fit go first, then each is timed
-under 1f1b, and they are looked at with the least possible time first, until none that is left can be among the best.
+Layouts come by arithmetic (`search_space.py`), and those whose middle stage alone does not fit go first. The others are
+looked at with the least possible time first, each timed under 1f1b and then under the schedules that may be faster,
+until none that is left can be among the best (`search_bounds.py`).
 Of a family (tp, cp, pp, ep) only the best is shown. The user's own layout takes part if it is legal and fits. Nothing
 of the run but its layout, micro-batch, recompute and schedule changes. Imports no torch.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.memory import memory
 from fivefold.plan.reasons import Layout, Own, miss_lines, own_lines, table
-from fivefold.plan.search_bounds import LeastMemory, least_seconds
+from fivefold.plan.search_bounds import LeastMemory, least_seconds, lightest, without_end
+from fivefold.plan.search_ranking import Ranking
 from fivefold.plan.search_space import Degrees, degrees, run_of, schedules
 from fivefold.plan.software import Software
 from fivefold.plan.time import StepTime, step_time
@@ -90,31 +93,6 @@ class Found:
         load_run(file)
 
 
-@dataclass
-class _Ranking:
-    """The best layout of each family so far."""
-
-    top: int
-    best: dict[tuple[int, ...], Layout] = field(default_factory=dict)
-
-    def limit(self, family: tuple[int, ...]) -> float:
-        """Seconds below which a layout of this family would be shown."""
-        mine = self.best.get(family)
-        return self.worst() if mine is None else min(self.worst(), mine.step.seconds)
-
-    def worst(self) -> float:
-        """Seconds that every layout that is still to come must stay below."""
-        seconds = sorted(each.step.seconds for each in self.best.values())
-        return seconds[self.top - 1] if len(seconds) >= self.top else float("inf")
-
-    def add(self, family: tuple[int, ...], layout: Layout) -> None:
-        self.best[family] = layout
-
-    def shown(self) -> tuple[Layout, ...]:
-        ordered = sorted(self.best.values(), key=lambda each: each.step.seconds)
-        return tuple(ordered[: self.top])
-
-
 def search(
     run: Run,
     cluster: Cluster,
@@ -130,6 +108,10 @@ def search(
     return _Search(run, cluster, execution, top, say).found()
 
 
+_Waiting = tuple[float, Degrees, StepTime | None]
+"""Seconds that a layout takes at least, and once it has been timed its step under 1f1b."""
+
+
 class _Search:
     """One search."""
 
@@ -139,7 +121,7 @@ class _Search:
         self._run = with_vocabulary(run)
         check_hot_experts(run.model, run.model.moe.experts if run.model.moe else 1, execution.hot_experts)
         self._base = with_world(_without_layout(self._run), cluster.gpus)
-        self._ranking = _Ranking(top)
+        self._ranking = Ranking(top)
         self._least_memory, self._capacity = LeastMemory(self._base), cluster.accelerator.memory
         self._looked = {"layouts": 0, "room": 0, "timed": 0}
 
@@ -150,11 +132,10 @@ class _Search:
             parallel = own.run.parallel
             self._ranking.add((parallel.tp, parallel.cp, parallel.pp, parallel.ep), own)
         fitting, near = self._with_room()
-        plain = self._timed(fitting)
-        self._look(plain)
+        self._look(self._waiting(fitting))
         best = self._ranking.shown()
         notes = tuple(rule.says(self._base) for rule in broken_rules(self._base, NOT_YET))
-        miss = None if best else self._nearest(near, plain)
+        miss = None if best else self._nearest(near, fitting)
         verdict = Own(self._run, own, best[0] if best else None)
         return Found(best, verdict, miss, self._looked, time.monotonic() - self._began, notes, self._execution)
 
@@ -197,33 +178,47 @@ class _Search:
         self._looked["room"] = len(fitting)
         return fitting, [each for _, each in near]
 
-    def _timed(self, layouts: list[Degrees]) -> list[tuple[float, Degrees, StepTime]]:
-        """Each under 1f1b, with the seconds that it takes at least under any schedule; the least first."""
-        found = []
-        for number, each in enumerate(layouts):
-            self._progress(partial(_count, number, len(layouts)))
-            step = step_time(run_of(self._base, each), self._cluster, self._stack(each))
-            found.append((self._least(each, step), each, step))
-        return sorted(found, key=lambda one: one[:2])
+    def _waiting(self, layouts: list[Degrees]) -> list[_Waiting]:
+        """Each with the seconds that it takes at least: by the lightest of its kind, which alone is timed."""
+        alike: dict[Degrees, list[Degrees]] = {}
+        for each in layouts:
+            alike.setdefault(lightest(each), []).append(each)
+        found: list[_Waiting] = []
+        for number, (light, kind) in enumerate(alike.items()):
+            self._progress(partial(_count, number, len(alike)))
+            step = self._plain(light)
+            least = self._least(light, step, without_end(step))
+            found += [(least, each, None) for each in kind]
+        heapify(found)
+        return found
 
-    def _least(self, each: Degrees, step: StepTime) -> float:
+    def _plain(self, each: Degrees) -> StepTime:
+        """Under 1f1b."""
+        return step_time(run_of(self._base, each), self._cluster, self._stack(each))
+
+    def _least(self, each: Degrees, step: StepTime, under_1f1b: float) -> float:
+        """Under any schedule, by its step under 1f1b."""
         if each.pp == 1:
-            return step.seconds
+            return under_1f1b
         microbatches = each.microbatches(self._run)
-        return min(
-            [step.seconds]
-            + [least_seconds(step, each.pp, microbatches, *other) for other in schedules(self._run, each)]
-        )
+        others = (least_seconds(step, each.pp, microbatches, *other) for other in schedules(self._run, each))
+        return min(under_1f1b, *others)
 
-    def _look(self, plain: list[tuple[float, Degrees, StepTime]]) -> None:
-        """At each in its turn, under all schedules, until no other can be shown."""
-        for least, each, step in plain:
+    def _look(self, waiting: list[_Waiting]) -> None:
+        """At each in its turn, until no other can be shown: it is timed, and if it is then still worth it tried under
+        all schedules."""
+        while waiting:
+            least, each, step = heappop(waiting)
             if least >= self._ranking.worst():
                 break
             if least >= self._ranking.limit(each.family):
                 continue
             self._progress(partial(self._state, least))
-            self._under_schedules(each, step)
+            if step is None:
+                step = self._plain(each)
+                heappush(waiting, (self._least(each, step, step.seconds), each, step))
+            else:
+                self._under_schedules(each, step)
 
     def _state(self, least: float) -> str:
         best = self._ranking.shown()
@@ -260,10 +255,10 @@ class _Search:
             waiting.append((step.seconds, name, chunks, step))
         yield from sorted(waiting, key=lambda one: one[:3])
 
-    def _nearest(self, near: list[Degrees], plain: list[tuple[float, Degrees, StepTime]]) -> Layout | None:
-        """Of the layouts that do not fit the one that is nearest to it, under 1f1b."""
-        timed = sorted((self._least_memory.of(each, self._stack(each)), each) for _, each, _ in plain)
-        tried = [each for _, each in timed[:NEAR_MISSES]] + near
+    def _nearest(self, near: list[Degrees], fitting: list[Degrees]) -> Layout | None:
+        """Of the layouts that do not fit, whatever their bounds say, the one that is nearest to it, under 1f1b."""
+        bounds = sorted((self._least_memory.of(each, self._stack(each)), each) for each in fitting)
+        tried = [each for _, each in bounds[:NEAR_MISSES]] + near
         legal = [run for each in tried if not check(run := run_of(self._base, each), self._cluster.gpus, LEGALITY)]
         layouts = [self._layout(run) for run in legal]
         return min(layouts, key=lambda each: each.memory.worst.allocated, default=None)
@@ -276,7 +271,7 @@ class _Search:
 
 
 def _count(number: int, layouts: int) -> str:
-    return f"{number:,} of {layouts:,} layouts timed"
+    return f"{number:,} of {layouts:,} kinds of layouts timed"
 
 
 def _without_layout(run: Run) -> Run:

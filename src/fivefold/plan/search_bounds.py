@@ -110,6 +110,16 @@ class _Kept(NamedTuple):
         return min(self.first, self.last)
 
 
+def lightest(each: Degrees) -> Degrees:
+    """The layout of its kind with the least to do: recompute adds to a step, ZeRO 2 and 3 take from its end alone."""
+    return each._replace(mode="none", zero=1)
+
+
+def without_end(step: StepTime) -> float:
+    """Seconds under 1f1b at least of every layout of the kind whose lightest one takes this step."""
+    return step.seconds - step.parts["reduction"]
+
+
 def least_seconds(plain: StepTime, pp: int, microbatches: int, schedule: str, chunks: int) -> float:
     """Seconds of a step under another schedule at least, by those of the same layout under 1f1b.
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate, pairwise
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
@@ -120,38 +118,11 @@ def _step(
     )
 
 
-class _Balanced:
-    """A run whose stages are balanced by cost, as a key: equal for all runs that have the same stages."""
-
-    def __init__(self, run: Run) -> None:
-        parallel = run.parallel
-        self.run = run
-        self._layout = (parallel.schedule, parallel.pp, parallel.chunks)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Balanced) and self._layout == other._layout and self.run.model == other.run.model
-
-    def __hash__(self) -> int:
-        return hash((self._layout, self.run.model.layers, self.run.model.hidden))
-
-
-@lru_cache(maxsize=1024)
-def _balanced(key: _Balanced) -> list[range]:
-    return stage_layers(key.run)
-
-
 def _stages(run: Run, layers: LayerTimes, stages: int) -> list[list[tuple[Work, float, str]]]:
     """By stage its works, how often each comes, and how its layers are recomputed."""
-    wanted = run.parallel.layers_per_stage
-    if isinstance(wanted, list):
-        numbers = [range(first, end) for first, end in pairwise(accumulate(wanted, initial=0))]
-    elif wanted == "auto" and not is_file(run.parallel.schedule):
-        numbers = _balanced(_Balanced(run))
-    else:
-        numbers = stage_layers(run)
     mode, every = run.recompute.mode, run.recompute.every
     found: list[list[tuple[Work, float, str]]] = []
-    for stage, own in enumerate(numbers):
+    for stage, own in enumerate(stage_layers(run)):
         works = stage_works(layers.sizes, own, first=stage == 0, last=stage == stages - 1)
         again = sum(number % every == 0 for number in own)
         found.append(_with_modes(works, mode, again / max(1, len(own))))
