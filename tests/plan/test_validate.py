@@ -86,6 +86,8 @@ def test_the_report_has_the_documented_keys_and_lists_every_row(found: Validatio
     text = "\n".join(found.lines())
     assert "in total" in text
     assert "doubtful, not counted" in text
+    table = text.partition("\n\n")[0].split("\n")[1:]
+    assert len({line.split("  ")[0] for line in table}) == len(table) > 15
 
 
 def test_doubtful_rows_count_nowhere(found: Validation) -> None:

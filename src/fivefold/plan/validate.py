@@ -9,7 +9,7 @@ parts rather than whole layers. Doubtful rows are predicted and listed, and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import ceil
@@ -21,6 +21,7 @@ from fivefold.errors import UserError
 from fivefold.plan.constants import Constants, constants
 from fivefold.plan.memory import GIB, memory
 from fivefold.plan.published import Row, Unread, readable_rows
+from fivefold.plan.source_names import short_names
 from fivefold.plan.table import table_lines
 from fivefold.plan.time import step_time
 
@@ -194,12 +195,14 @@ class Validation:
 
     def lines(self) -> list[str]:
         """For the terminal."""
-        lines = []
-        for kind, title in CLASSES.items():
-            lines += [*_error_lines(title, self.step_time(kind)), ""]
-        lines += [*_error_lines("peak memory, dense rows that also state the sequence", self.memory()), ""]
+        tables = {title: self.step_time(kind) for kind, title in CLASSES.items()}
+        tables["peak memory, dense rows that also state the sequence"] = self.memory()
         if self.left_out is not None:
-            lines += [*_error_lines("step time with the row's source left out of the fit", self.left_out), ""]
+            tables["step time with the row's source left out of the fit"] = self.left_out
+        names = short_names(each.row.source for each in self.predictions)
+        lines = []
+        for title, errors in tables.items():
+            lines += [*_error_lines(title, errors, names), ""]
         oom, order = self.oom(), self.ordering()
         lines += [
             f"out of memory: {oom['recognized']} of {oom['of']} recognized; "
@@ -287,17 +290,13 @@ def _speeds(each: Prediction) -> tuple[float, float]:
     return tokens / measured, tokens / each.seconds
 
 
-def _error_lines(title: str, errors: Errors) -> list[str]:
+def _error_lines(title: str, errors: Errors, names: Mapping[str, str]) -> list[str]:
     rows = [
-        (_short(name), str(each.rows), _percent(each.mean_abs_error), _percent(each.p90_abs_error))
+        (names[name], str(each.rows), _percent(each.mean_abs_error), _percent(each.p90_abs_error))
         for name, each in errors.by_source.items()
     ]
     total = ("in total", str(errors.rows), _percent(errors.mean_abs_error), _percent(errors.p90_abs_error))
     return table_lines([(title, "rows", "mean error", "90th percentile"), *rows, total])
-
-
-def _short(source: str) -> str:
-    return source if len(source) <= 72 else f"{source[:48]} ... {source[-19:]}"
 
 
 def _percent(value: float | None) -> str:
