@@ -48,16 +48,22 @@ NOTHING = totals([], [], [])
 UNEVEN = totals([[4, 4, 4, 4], [16, 0, 0, 0], [8, 8, 0, 0]], [0, 6, 0], [2.5])
 
 
+def lap(seconds: float) -> Lap:
+    """So long."""
+    return Lap([(Moment(1.0, None), Moment(1.0 + seconds, None))])
+
+
 def read(run: Run, step: Totals, by_rank: list[tuple[bool, bool]], waited: Sequence[list[float]] = ()) -> list:
-    """What a rank reads of steps, after each rank has asked for its part of `by_rank`; `waited` by step and rank."""
+    """What a rank reads of steps, after each rank has asked for its part of `by_rank`; `waited` by step and rank. The
+    update takes rank 0 a second more in each step, and rank 1 half of that."""
     mesh = mesh_of(Parallel(), torch.device("cpu"))
     meter = Meter(run, mesh, ["weight"])
     one = torch.ones((), dtype=torch.float64)
     readings = []
     for number, seconds in enumerate([None, *waited], 1):
         if seconds is not None:
-            meter.exchange = Lap([(Moment(1.0, None), Moment(1.0 + seconds[mesh.rank], None))])
-        result = StepResult(one, one, one[None], step)
+            meter.exchange = lap(seconds[mesh.rank])
+        result = StepResult(one, one, one[None], step, lap(number / (1 + mesh.rank)))
         readings.append(meter.push(Progress(number, 8, 256), 1e-3, result, asks=by_rank[mesh.rank]))
     return readings
 
@@ -87,6 +93,8 @@ def test_the_record_has_the_loads_of_experts_and_who_waited_longest_in_the_step_
         assert first.record["mtp_loss/1"] == 2.5
         assert "moe_exchange_s" not in first.record
         assert (second.record["moe_exchange_s"], third.record["moe_exchange_s"]) == (0.5, 2.0)
+        assert "update_s" not in first.record
+        assert (second.record["update_s"], third.record["update_s"]) == (1.0, 2.0)
 
 
 def test_figures_of_experts_are_those_of_the_counts() -> None:

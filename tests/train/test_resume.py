@@ -33,7 +33,8 @@ def test_a_stop_in_one_process_goes_on_in_another_layout_with_the_same_losses(tr
     trainer.train(*flags, stop_after=10)
     trainer.run(*flags, "--nproc", "2", "--batch.micro_size", "4", "--parallel.zero", "3")
     for ours, theirs in zip(trainer.metrics(), trainer.metrics("whole"), strict=True):
-        assert ours.keys() == theirs.keys()
+        unread = {"update_s"} if ours["step"] == 11 else set()  # of the step before, which another start did
+        assert ours.keys() == theirs.keys() - unread
         for key in {"loss", "grad_norm", "val_loss/held"} & theirs.keys():
             assert ours[key] == pytest.approx(theirs[key], rel=1e-10)
 
@@ -54,6 +55,7 @@ def test_a_new_learning_rate_holds_from_the_first_resumed_step_and_is_recorded(t
     assert [line["lr"] for line in trainer.metrics()] == [1e-3] * 10 + [1e-4] * 10
     resumed = next(event for event in trainer.events() if event["kind"] == "resumed")
     assert {"key": "optim.lr", "from": "0.001", "to": "0.0001"} in resumed["changes"]
+    assert resumed["device"] == "CPU"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from typing import Any
 
 from fivefold.observe.lines import LineFile, read_lines
 
+CPU = "CPU"
+"""The device that a start reports where there is no GPU; of a GPU it is the driver's name."""
+
 
 class EventsFile:
     """The events of the run at `path`; what earlier starts wrote stays. Raises OSError where it cannot be written."""

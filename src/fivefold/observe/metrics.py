@@ -43,6 +43,9 @@ class StepRecord(TypedDict):
     None where the peak is not known, as on a CPU."""
     mem_peak_gib: float
     """Most memory that any rank held at once so far, in GiB: allocated on a GPU, resident on a CPU."""
+    update_s: NotRequired[float]
+    """Seconds in which a rank's device updated its weights in the step before, of the rank that took longest. The first
+    step of a start has none."""
     moe_load_max: NotRequired[float]
     """With experts: the largest load of all experts in all layers."""
     moe_load_mean: NotRequired[float]

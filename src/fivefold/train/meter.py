@@ -60,6 +60,7 @@ class Meter:
         self.tokens_at_peak = None if peak is None else peak * mesh.world / flops  # tokens/s of an MFU of 1
         self.pending: _Pending | None = None
         self.exchange: Lap | None = None  # of the newest step
+        self.update: Lap | None = None  # of the newest step
         self.since = Moment.mark(mesh.device)
         self.resume_clock()
 
@@ -71,6 +72,7 @@ class Meter:
             "asked": list(map(float, asks)),
             "peak": [memory_peak(self.mesh.device)],
             "exchange": [] if self.exchange is None else [self.exchange.seconds()],
+            "update": [] if self.update is None else [self.update.seconds()],
         }
         largest = torch.tensor([vote for some in votes.values() for vote in some], dtype=torch.float64)
         largest = self.mesh.max(largest.to(self.mesh.device, non_blocking=True))
@@ -81,6 +83,7 @@ class Meter:
         end = Moment.mark(self.mesh.device)
         if self.mesh.ep.stopwatch is not None:
             self.exchange = self.mesh.ep.stopwatch.lap()
+        self.update = result.update
         self.pending = _Pending(progress.step, progress.tokens, lr, result.squares, numbers, end)
         return before if self.mesh.device.type == "cuda" else self.flush()
 
@@ -111,6 +114,8 @@ class Meter:
         more = reported(self.run, totals)
         if len(numbers["exchange"]):
             more["moe_exchange_s"] = numbers["exchange"].item()
+        if len(numbers["update"]):
+            more["update_s"] = numbers["update"].item()
         whole = cast(StepRecord, {**record, **more})  # a class cannot declare mtp_loss/DEPTH
         asked = tuple(bool(each) for each in numbers["asked"].tolist())
         return Reading(whole, choices_by_layer(self.run.model, totals), bad, asked)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from fivefold.checkpoint.checkpointer import Checkpointer
 from fivefold.checkpoint.find import Found
 from fivefold.checkpoint.load import stored_names
@@ -20,6 +22,7 @@ from fivefold.config.run import Run
 from fivefold.data.loader import Loader, sample_order
 from fivefold.durable import replace_file
 from fivefold.errors import RunError, UserError
+from fivefold.observe.events import CPU
 from fivefold.observe.observer import Observer, SilentObserver, open_observer
 from fivefold.optim.offload import optimizer_for
 from fivefold.optim.optimizer import ShardedOptimizer
@@ -95,7 +98,7 @@ def _opened(
     loader = _loader(run, mesh, start.data, progress)
     try:
         mesh.from_main(lambda: _write_folder(start))
-        _report_start(observer, start)
+        _report_start(observer, start, mesh.device)
         steps_here = run.total_steps if options.stop_after is None else options.stop_after
         job = Job(
             run=run,
@@ -235,17 +238,19 @@ def _write_folder(start: Start) -> None:
         raise RunError(f"cannot write into the run's folder {folder.path}: {error.strerror or error}") from error
 
 
-def _report_start(observer: Observer, start: Start) -> None:
+def _report_start(observer: Observer, start: Start, device: torch.device) -> None:
+    """With the device of the main rank: what was measured says little of another."""
     folder, found, step = start.folder, start.found, start.progress.step
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else CPU
     if found is None:
         aside = "" if folder.archived is None else f"; the earlier run of this name is now {folder.archived}"
-        observer.event("started", message=f"started {folder.path}{aside}")
+        observer.event("started", device=name, message=f"started {folder.path}{aside}")
         return
     verb = "forked" if folder.forked else "resumed"
     changes = [{"key": key, "from": str(old), "to": str(new)} for key, old, new in folder.changes]
     listed = "".join(f"\n  {each['key']}: {each['from']} -> {each['to']}" for each in changes)
     message = f"{verb} from {found.folder} at step {step}{listed}"
-    observer.event(verb, step=step, checkpoint=str(found.folder), changes=changes, message=message)
+    observer.event(verb, step=step, device=name, checkpoint=str(found.folder), changes=changes, message=message)
 
 
 def _say_finished(run: Run, found: Found, mesh: Mesh) -> None:

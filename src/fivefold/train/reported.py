@@ -15,7 +15,7 @@ from fivefold.model.spec import moe_layers
 
 
 def reported(run: Run, totals: Totals) -> dict[str, float]:
-    """The fields of a `StepRecord` that not every model has, but for the time of exchanges."""
+    """The fields of a `StepRecord` that not every model has, but for what stopwatches say."""
     fields = {}
     if run.model.moe is not None:
         largest = totals.counts.amax(1) / totals.counts.mean(1)

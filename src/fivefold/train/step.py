@@ -16,18 +16,21 @@ from fivefold.data.loader import Step
 from fivefold.model.ledger import Ledger, Totals
 from fivefold.optim.optimizer import ShardedOptimizer
 from fivefold.parallel.mesh import Mesh
+from fivefold.parallel.moment import Moment
+from fivefold.parallel.stopwatch import Lap
 from fivefold.parallel.tensor import sum_partial
 from fivefold.pipeline.execute import Pipeline
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step computed, still on the device. Everything in it is the same on all ranks."""
+    """What a step computed, still on the device. All but the update's time is the same on all ranks."""
 
     loss: Tensor  # mean over all labels of the step
     norm: Tensor  # global gradient norm before clipping
     squares: Tensor  # (parameters of the whole model,) sum of squares of each one's gradient
     totals: Totals  # what the model reports beside the loss
+    update: Lap  # what this rank's device took to update the weights
 
 
 def train_step(
@@ -41,10 +44,12 @@ def train_step(
     mine = [loss[None], optimizer.squares(gradients).to(mesh.device), ledger.vector()]
     total, squares, reported = mesh.sum(torch.cat(mine)).split([len(each) for each in mine])
     norm, totals = squares.sum().sqrt(), ledger.totals(reported)
+    begun = Moment.mark(mesh.device)
     optimizer.step(gradients, lr, norm, clip)
     pipeline.renew_copies()
+    update = Lap([(begun, Moment.mark(mesh.device))])
     if pipeline.routers:
         counts, applied = ledger.counts_of(totals), torch.isfinite(norm)
         for layer, router in pipeline.routers.items():
             router.update(counts[layer], applied)
-    return StepResult(total[0], norm, squares, totals)
+    return StepResult(total[0], norm, squares, totals, update)
