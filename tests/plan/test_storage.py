@@ -71,6 +71,14 @@ def test_a_run_needs_what_it_saves_in_its_master_format_and_one_pass_over_its_to
     assert storage_of(small, h100s, 10.0).checkpoint.bytes == 6 * LLAMA
 
 
+@pytest.mark.parametrize(("every", "most"), [("30min", 4), (None, 1), ("never", 0)])
+def test_a_run_that_saves_at_its_end_or_never_has_one_checkpoint_on_disk_or_none(
+    run: Run, h100s: Cluster, every: str | None, most: int
+) -> None:
+    storage = storage_of(run.model_copy(update={"checkpoint": Checkpoint(every=every, keep=3)}), h100s, 5.5)
+    assert storage.checkpoint.bytes_kept == most * storage.checkpoint.bytes
+
+
 def test_each_stage_of_a_share_reads_its_tokens_on_a_node_of_its_own(run: Run, h100s: Cluster) -> None:
     loaders = storage_of(run, h100s, step_seconds=10.0).loaders
     assert loaders.readers == 16  # pp 16, and the 8 ranks of tp fill a node

@@ -27,7 +27,7 @@ from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
-from fivefold.plan.storage import Storage, storage_of
+from fivefold.plan.storage import Storage, saved, storage_of
 from fivefold.plan.time import StepTime, step_time
 from fivefold.plan.vocabulary import with_vocabulary
 
@@ -125,8 +125,9 @@ class Forecast:
         ]
 
     def _nothing_fails(self) -> str:
-        if self.run.checkpoint.every is None:
-            return "failures are left out: checkpoint.every is null, so each of them would cost the whole run"
+        if saved(self.run) != "on the way":
+            every = self.run.checkpoint.every or "null"
+            return f"failures are left out: checkpoint.every is {every}, so each of them would cost the whole run"
         return (
             f"failures are left out: one strikes every {time(self.failures.mttf(self.cluster.gpus))}, and with "
             f"checkpoint.every = {self.run.checkpoint.every} the run would never get on"
@@ -254,5 +255,5 @@ def _known(run: Run) -> Run:
 
 def _storage(run: Run, cluster: Cluster, seconds: float) -> Storage:
     """With the run's own checkpoints as its one tier, if it saves before its end."""
-    tiers = [] if run.checkpoint.every is None else [own_tier(run, cluster, seconds)]
+    tiers = [own_tier(run, cluster, seconds)] if saved(run) == "on the way" else []
     return storage_of(run, cluster, seconds, tiers)

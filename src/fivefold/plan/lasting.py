@@ -9,7 +9,7 @@ from fivefold.plan.cluster import Cluster
 from fivefold.plan.cost import cost_of
 from fivefold.plan.failures import Failures
 from fivefold.plan.goodput import THREE_TIERS, Goodput, Tier, goodput
-from fivefold.plan.storage import tier_of
+from fivefold.plan.storage import saved, tier_of
 
 LOAD = THREE_TIERS[-1].load
 """Seconds at least to read a checkpoint from storage that all nodes share; assumed."""
@@ -23,7 +23,7 @@ def own_tier(run: Run, cluster: Cluster, step_seconds: float) -> Tier:
 
 def goodput_of(run: Run, cluster: Cluster, step_seconds: float, failures: Failures) -> Goodput | None:
     """What failures leave of the time, with the run's own checkpoints; None if it would never get on."""
-    if run.checkpoint.every is None:
+    if saved(run) != "on the way":
         return None
     job = goodput(failures, cluster.gpus, [own_tier(run, cluster, step_seconds)])
     return job if job.ettr > 0 else None

@@ -6,8 +6,8 @@ Sizes are in bytes, rates in bytes a second, times in seconds. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from fivefold.config.duration import parse_duration
 from fivefold.config.run import Run
@@ -27,6 +27,10 @@ LOAD_A_GIB = 0.6
 """Seconds to load a GiB of a GPU's part, each block proven; one H200, files in memory."""
 
 
+Saved = Literal["never", "at the end", "on the way"]
+"""When checkpoints are written."""
+
+
 @dataclass(frozen=True)
 class CheckpointSize:
     """Bytes of one checkpoint. It holds global tensors, so no layout changes them."""
@@ -40,6 +44,7 @@ class CheckpointSize:
     """Bytes a parameter of a copy of the weights in the compute format, which some stacks save too."""
     keep: int = 1
     """Checkpoints that stay."""
+    saved: Saved = "on the way"
 
     @property
     def a_parameter(self) -> float:
@@ -54,7 +59,7 @@ class CheckpointSize:
     @property
     def bytes_kept(self) -> float:
         """On disk while the next one is written: a checkpoint goes only after the new one is whole."""
-        return self.bytes * (self.keep + 1)
+        return self.bytes * {"never": 0, "at the end": 1, "on the way": self.keep + 1}[self.saved]
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -64,16 +69,16 @@ class CheckpointSize:
         """Each figure's formula with its numbers."""
         copy = f" + weights {self.weights:g}" if self.weights else ""
         parts = f"(master {self.master:g} + moments {self.moments:g}{copy}) bytes"
+        words, times = {
+            "never": ("none is saved", "0"),
+            "at the end": ("one at the end", "1"),
+            "on the way": ("(kept + the one that is written) x checkpoint", f"({self.keep} + 1)"),
+        }[self.saved]
         return [
             formula(
                 "checkpoint", "bytes a parameter x parameters", f"{parts} x {count(self.parameters)}", size(self.bytes)
             ),
-            formula(
-                "checkpoints on disk",
-                "(kept + the one that is written) x checkpoint",
-                f"({self.keep} + 1) x {size(self.bytes)}",
-                size(self.bytes_kept),
-            ),
+            formula("checkpoints on disk", words, f"{times} x {size(self.bytes)}", size(self.bytes_kept)),
         ]
 
 
@@ -262,10 +267,10 @@ def tier_of(run: Run, cluster: Cluster, step_seconds: float) -> Tier:
     """
     positive("the time of a step", step_seconds, "seconds")
     every = run.checkpoint.every
-    if every is None:
+    if every is None or every == "never":
         raise UserError(
-            "checkpoint.every is null, so nothing is saved before the end and a failure costs the whole run; give "
-            "steps or a time, such as 30min"
+            f"checkpoint.every is {every or 'null'}, so nothing is saved before the end and a failure costs the whole "
+            "run; give steps or a time, such as 30min"
         )
     interval = parse_duration(every) if isinstance(every, str) else every * step_seconds
     part = _checkpoint_of(run).bytes / cluster.gpus / 2**30
@@ -296,7 +301,13 @@ def _checkpoint_of(run: Run) -> CheckpointSize:
     """As this project saves it: master weights and two moments, each in the master format."""
     kept = float(master_bytes(run.precision))
     total = model_parameters(run.model).total
-    return checkpoint_size(total, master=kept, moments=2 * kept, keep=run.checkpoint.keep)
+    size = checkpoint_size(total, master=kept, moments=2 * kept, keep=run.checkpoint.keep)
+    return replace(size, saved=saved(run))
+
+
+def saved(run: Run) -> Saved:
+    """When a run saves its state."""
+    return {None: "at the end", "never": "never"}.get(run.checkpoint.every, "on the way")
 
 
 def nodes_that_read_a_token(grid: Grid, per_node: int) -> int:
