@@ -1,7 +1,7 @@
 """Ways to balance experts, side by side on real text: `python benchmarks/balance.py --data data/stdlib`.
 
 The same model from the same weights over the same tokens, balanced by biases, by nothing, and by either balance loss,
-one run after the other in one process on the CPU. Prints a Markdown table, and with `--svg` draws the curves of load
+one run after the other in one process, on a GPU if there is one. Prints a Markdown table, and with `--svg` draws the curves of load
 and loss over the steps. The token set and the one beside it, NAME-val, are those of `fivefold data build`, as in
 `scripts/quickstart`. A run that is there already, in `--out`, is not trained again.
 """
@@ -24,6 +24,7 @@ RUN_FILE = Path(__file__).with_suffix(".yaml")
 NO_BIAS = ("--model.moe.bias", "false")
 VARIANTS = {
     "bias-1e-3": ("--routing.bias_rate", "1e-3"),
+    "bias-3e-3": ("--routing.bias_rate", "3e-3"),
     "bias-1e-2": ("--routing.bias_rate", "1e-2"),
     "none": NO_BIAS,
     "sequence": (*NO_BIAS, "--loss.balance_sequence", "0.01"),
@@ -53,6 +54,8 @@ def train(variant: str, seed: int, arguments: argparse.Namespace) -> History:
         "out": arguments.out,
         "seed": seed,
         "steps": arguments.steps,
+        "batch.global_size": arguments.sequences,
+        "batch.micro_size": arguments.sequences,
         "data.train.0.path": arguments.data,
         "data.validation.0.path": validation,
     }
@@ -134,6 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/balance"), help="where the runs lie")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--sequences", type=int, default=32, help="of a step, in one microbatch")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="the curves are those of the first")
     parser.add_argument("--svg", type=Path, help="where to draw the curves")
     arguments = parser.parse_args()
