@@ -150,6 +150,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--hot-experts", "hot", metavar="FACTOR|RUN", help="Rows of ep's busiest rank over the mean, or a run that counted."
 )
+@click.option("--forward", "forward_only", is_flag=True, help="Plan the forward alone: prefill, or validation.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.pass_context
 def plan(
@@ -163,6 +164,7 @@ def plan(
     write: Path | None,
     software: str | None,
     hot: str | None,
+    forward_only: bool,
     as_json: bool,
 ) -> None:
     """Tell a run's time, memory and cost on any cluster (--gpu, --gpus), on any machine.
@@ -171,7 +173,7 @@ def plan(
     With --search, which layouts are fastest and fit; the run's own may then be illegal.
     """
     from fivefold.config.files import load_run
-    from fivefold.config.rules import LEGALITY
+    from fivefold.config.rules import FORWARD, LEGALITY
     from fivefold.hardware.rule import ACCELERATOR
     from fivefold.plan.execution import execution_of
     from fivefold.plan.planned import plan as plan_of
@@ -187,10 +189,16 @@ def plan(
         raise click.UsageError("--write writes the best layout of --search; give both")
     file, overrides = run_file(words)
     if find:
-        if list_ranks or rank is not None or explain or html is not None:
+        if list_ranks or rank is not None or explain or html is not None or forward_only:
             raise click.UsageError("--search is a plan of its own; give it without the other kinds")
         run = load_run(file, overrides, ())
         ctx.exit(_search(run, execution_of(run, software, hot), write, as_json))
+    if forward_only:
+        if list_ranks or rank is not None or html is not None:
+            raise click.UsageError(
+                "--forward is told as a table, as --json or by --explain; give it without the other kinds"
+            )
+        ctx.exit(_forward(load_run(file, overrides, (*FORWARD, ACCELERATOR)), software, hot, explain, as_json))
     planned = plan_of(load_run(file, overrides, (*LEGALITY, ACCELERATOR)))
     if list_ranks or rank is not None:
         found = planned.ranks() if rank is None else planned.build_rank(rank)
@@ -211,6 +219,22 @@ def plan(
     if (too_much := forecast.too_much()) is not None:
         click.echo(too_much, err=True)
         ctx.exit(3)
+
+
+def _forward(run: Run, software: str | None, hot: str | None, explain: bool, as_json: bool) -> int:
+    """Tells a run's forward pass; the exit code is 3 if it does not fit."""
+    from fivefold.plan.execution import execution_of
+    from fivefold.plan.forward import forward
+
+    found = forward(run, execution_of(run, software, hot))
+    if as_json:
+        print_json(found.json())
+    else:
+        click.echo("\n".join(found.explain() if explain else found.lines()))
+    if (too_much := found.too_much()) is not None:
+        click.echo(too_much, err=True)
+        return 3
+    return 0
 
 
 def _search(run: Run, execution: Execution, write: Path | None, as_json: bool) -> int:

@@ -57,3 +57,22 @@ def test_shares_of_a_datasheet_lie_between_nothing_and_all_of_it() -> None:
 def test_attention_on_a_family_without_a_figure_is_that_of_the_nearest(family: str, nearest: str) -> None:
     generation = constants().generations["flash-2023"]
     assert generation.attention_of(family) == generation.attention[nearest]
+
+
+@pytest.mark.parametrize(
+    ("generation", "family", "source"),
+    [
+        ("engine-2026", "H100", "engine-2025"),
+        ("engine-2026", "A100", "compiled-2024"),
+        ("engine-2025", "Blackwell", "engine-2025"),
+    ],
+)
+def test_newer_kernels_keep_what_older_ones_reached_on_a_family(generation: str, family: str, source: str) -> None:
+    """And not what newer accelerators make of them."""
+    table = constants().generations
+    nearest = family if family in table[source].attention else "H100"
+    assert table[generation].attention_of(family) == table[source].attention[nearest]
+
+
+def test_unfused_attention_hands_nothing_on() -> None:
+    assert constants().generations["flash-2023"].earlier == {}

@@ -23,7 +23,7 @@ from fivefold.config.rule import Rule
 from fivefold.config.run import Run
 from fivefold.config.split_rules import SPLITS
 
-__all__ = ["LEGALITY", "NOT_YET", "RULES", "Rule", "broken_rules", "check", "with_world"]
+__all__ = ["FORWARD", "LEGALITY", "NOT_YET", "RULES", "Rule", "broken_rules", "check", "with_world"]
 
 
 def _one_length(run: Run) -> bool:
@@ -70,6 +70,22 @@ LENGTH: tuple[Rule, ...] = (
 
 LEGALITY: tuple[Rule, ...] = (*RANGES, *MODEL, *LAYOUT, *PIPELINE, *SPLITS, *EXPERTS, *MEMORY, *LENGTH)
 """What makes a run legal, single values first."""
+
+OF_TRAINING = frozenset(
+    {
+        "microbatches make up the batch",
+        "the schedule has the microbatches that it needs",
+        "only the greedy schedule has a memory limit",
+        "the rate of biases has biases",
+        "the weight of multi-token prediction has some",
+        "checkpoints come every so often",
+        *(rule.name for rule in (*MEMORY, *LENGTH)),
+    }
+)
+"""Names of the rules on what a pass forward alone lacks: a batch to make up, a backward, an optimizer, a length."""
+
+FORWARD: tuple[Rule, ...] = tuple(rule for rule in LEGALITY if rule.name not in OF_TRAINING)
+"""What makes a run legal of which only the forward of the model is to run."""
 
 RULES: tuple[Rule, ...] = (*LEGALITY, *NOT_YET)
 """What a run must obey for this version to train it."""

@@ -7,6 +7,7 @@ the first `per_node` ranks are the first node.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
@@ -35,6 +36,16 @@ class Cluster:
     def nodes(self) -> int:
         """Nodes that the accelerators fill, the last one perhaps not wholly."""
         return -(-self.gpus // self.per_node)
+
+    def json(self) -> dict[str, Any]:
+        """What it is, as plain values, and how sure the catalogue is of it."""
+        return {
+            "accelerator": self.accelerator.name,
+            "gpus": self.gpus,
+            "gpus_per_node": self.per_node,
+            "nodes": self.nodes,
+            "confidence": dict(self.accelerator.confidence),
+        }
 
     @property
     def filled(self) -> int:

@@ -9,10 +9,12 @@ Imports no torch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from fivefold.plan.software import UNFUSED
 
 FILE = Path(__file__).with_name("constants.json")
 """The table: families and generations by name, each constant by its name."""
@@ -58,11 +60,15 @@ class Generation:
     """Of unfused attention: how many times longer it takes with a number or size of heads that kernels do not like."""
     gaps: float = 0.0
     """Bytes that the caching allocator of the time, whose segments cannot grow, reserved over those of its tensors."""
+    earlier: Mapping[str, float] = field(default_factory=dict)
+    """Of `attention`, what the generations before had, by family: no further constants."""
 
     def attention_of(self, family: str) -> float:
-        """For a family without a figure, the one of the family that is nearest in age."""
-        if family in self.attention:
-            return self.attention[family]
+        """For a family without a figure, its own of the newest fused generation before, which newer kernels keep; else
+        that of the family that is nearest in age."""
+        known = {**self.earlier, **self.attention}
+        if family in known:
+            return known[family]
         order = {"A100": 0, "H100": 1, "Blackwell": 2}
         wanted = order.get(family, 1)
         nearest = min(self.attention, key=lambda known: abs(order[known] - wanted))
@@ -96,11 +102,20 @@ def from_table(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Consta
     """The constants of a table as `constants.json` has it: attention's are named attention_FAMILY there."""
     return Constants(
         families={name: Family(**values) for name, values in table["families"].items()},
-        generations={name: _generation(values) for name, values in table["generations"].items()},
+        generations=dict(_generations(table["generations"])),
     )
 
 
-def _generation(values: Mapping[str, float]) -> Generation:
+def _generations(table: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, Generation]]:
+    """From the oldest on. What unfused attention reaches is a share of something else, and is not handed on."""
+    earlier: dict[str, float] = {}
+    for name, values in table.items():
+        generation = _generation(values, dict(earlier))
+        earlier |= {} if name == UNFUSED else generation.attention
+        yield name, generation
+
+
+def _generation(values: Mapping[str, float], earlier: Mapping[str, float]) -> Generation:
     attention = {name.removeprefix("attention_"): value for name, value in values.items() if "attention_" in name}
     others = {name: value for name, value in values.items() if "attention_" not in name}
-    return Generation(attention, **others)
+    return Generation(attention, earlier=earlier, **others)

@@ -21,6 +21,9 @@ from fivefold.plan.work import Communication, Operation, Sizes, Work
 HALF = "half"
 """The name among selectively recomputed parts that means every second matrix product of the linear layers."""
 
+FORWARD_AND_BACKWARD = 3
+"""Of attention, in forwards: beside a third of both runs the exchange of keys and values in forward."""
+
 
 @dataclass
 class PassTime:
@@ -89,6 +92,25 @@ class LayerTimes:
             known = self._known[id(work), recompute] = self._of(work, recompute)
         return known
 
+    def forward(self, work: Work) -> PassTime:
+        """A layer's forward, which no backward follows. With ZeRO 3 its weights are gathered before."""
+        time, attention = PassTime(), 0.0
+        for operation in work.operations:
+            seconds = self.rates.alone(operation)
+            time.forward += seconds
+            _book(time, _part(operation), seconds)
+            attention += seconds * (operation.kind == "attention")
+        computed = time.forward
+        for each in work.communications:
+            time.forward += self._left(time, each, self._once(each), FORWARD_AND_BACKWARD * attention, True)
+        if self._run.parallel.zero == 3:
+            gathered = self._parameters(work, "all-gather", self.sizes.width)
+            left = self.exposed(gathered, computed, self.software.overlaps_gradients)
+            time.forward += left
+            time.hidden += gathered - left
+            _book(time, "zero", left)
+        return time
+
     def _of(self, work: Work, recompute: str) -> PassTime:
         rates, time = self.rates, PassTime()
         again = 0.0
@@ -132,27 +154,32 @@ class LayerTimes:
         self, time: PassTime, communications: Iterable[Communication], recompute: str, attention: float
     ) -> None:
         for each in communications:
-            group = {"tp": self.groups.tp, "cp": self.groups.cp, "ep": self.groups.ep}[each.axis]
-            once = self.seconds(each.kind, each.bytes * self._distinct(each), group)
-            for forward in (True, False):
-                seconds = once if forward else once * (1 + (recompute == "full"))
-                left = sum(
-                    self.exposed(share * seconds, against * (1 if forward else 2), beside)
-                    for share, beside, against in self._beside(each, time, attention, forward)
-                )
-                if forward:
-                    time.forward += left
-                else:
-                    time.input += left
-                time.hidden += seconds - left
-                _book(time, each.axis, left)
+            once = self._once(each)
+            time.forward += self._left(time, each, once, attention, True)
+            time.input += self._left(time, each, once * (1 + (recompute == "full")), attention, False)
+
+    def _once(self, communication: Communication) -> float:
+        group = {"tp": self.groups.tp, "cp": self.groups.cp, "ep": self.groups.ep}[communication.axis]
+        return self.seconds(communication.kind, communication.bytes * self._distinct(communication), group)
+
+    def _left(
+        self, time: PassTime, communication: Communication, seconds: float, attention: float, forward: bool
+    ) -> float:
+        """What computation does not hide of a communication in forward or backward; it is booked."""
+        left = sum(
+            self.exposed(share * seconds, against * (1 if forward else 2), beside)
+            for share, beside, against in self._beside(communication, time, attention, forward)
+        )
+        time.hidden += seconds - left
+        _book(time, communication.axis, left)
+        return left
 
     def _beside(
         self, communication: Communication, time: PassTime, attention: float, forward: bool
     ) -> list[tuple[float, bool, float]]:
         """Shares of a communication, whether each runs beside computation, and beside how many seconds of forward's."""
         if communication.axis == "cp":
-            return [(1.0, True, attention / 3)]
+            return [(1.0, True, attention / FORWARD_AND_BACKWARD)]
         overlap = self.software.tp_overlap
         if communication.axis == "ep":
             return [(1.0, self.software.ep_overlap, time.forward / 4)]

@@ -70,7 +70,7 @@ def plan(run: Run) -> Plan:
     Raises UserError if nothing says how many ranks there are, or if the pipeline's schedule cannot run, ConfigError
     with all rules that the layout breaks.
     """
-    world = _world(run)
+    world = world_of(run)
     _check(run, world)
     run = with_world(run, world)
     on_vocabulary = vocabulary_notes(run)
@@ -87,7 +87,8 @@ def _check(run: Run, world: int) -> None:
         raise ConfigError(broken)
 
 
-def _world(run: Run) -> int:
+def world_of(run: Run) -> int:
+    """The number of its ranks. Raises UserError if nothing says it."""
     if run.cluster.gpus != "auto":
         return run.cluster.gpus
     if run.parallel.dp != "auto":

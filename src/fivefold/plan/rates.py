@@ -57,12 +57,13 @@ class Rates:
             self._narrow = self._wide * (1 + (gain - 1) * generation.narrow)
             self._narrow_width = 1
         self.bandwidth = accelerator.bandwidth * family.bandwidth
-        self._attention = self._peak * generation.attention_of(accelerator.family)
+        self._attention = self._alone = self._peak * generation.attention_of(accelerator.family)
         self._scores = self.bandwidth * generation.attention_of(accelerator.family)
         self._unfused = software.generation == UNFUSED
         if software.name == "fivefold":
             found = measured_attention(accelerator, compute, FLASH_BACKWARD) or self._attention
             self._attention = min(found, self._most)
+            self._alone = min(measured_attention(accelerator, compute, backward=0.0) or self._alone, self._most)
         self._odd = generation.odd_heads if self._unfused and _odd_heads(run) else 1.0
 
     def forward(self, operation: Operation) -> float:
@@ -75,6 +76,12 @@ class Rates:
             return self._attention_seconds(operation, 1.0)
         routing = self.generation.routing if operation.name == "dispatch" else 0.0
         return self.moving(operation.bytes) + self.generation.launch + routing
+
+    def alone(self, operation: Operation) -> float:
+        """The same where no backward follows: attention has the rate that was measured of its forward."""
+        if operation.kind == "attention" and not self._unfused:
+            return operation.flops / self._alone + self.generation.launch
+        return self.forward(operation)
 
     def backward(self, operation: Operation) -> tuple[float, float]:
         """Seconds of the gradient of an operation's input, and of its weight."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
-from fivefold.pipeline.named import placement_of
 from fivefold.pipeline.of_run import microbatches_of, placement_of_run, schedule_of_run
 from fivefold.pipeline.stages import stage_layers
 from fivefold.plan.cluster import Cluster, cluster_of
@@ -69,26 +68,27 @@ def step_time(
     layers = LayerTimes(run, cluster, software, constants() if table is None else table)
     microbatches = microbatches_of(run)
     own = schedule_of_run(run) if parallel.pp > 1 and is_file(parallel.schedule) else None
-    placement = (
-        (0,) if parallel.pp == 1 else placement_of_run(run) if own else placement_of(
-            parallel.schedule, parallel.pp, parallel.chunks
-        )
-    )  # fmt: skip
-    works = _stages(run, layers, len(placement))
+    placement = stage_placement(run)
+    works = stage_work(run, layers, len(placement))
     passes = [_stage_time(run, layers, stage) for stage in works]
-    hop, transfer = _transfer(run, layers)
+    hop, transfer = transfers(run, layers)
     for each in passes if parallel.pp > 1 else ():
         each.forward += transfer / 2
         each.input += transfer / 2
         each.parts["transfer"] = transfer
     seconds = [(each.forward, each.input, each.weight) for each in passes]
     pipeline = pipeline_seconds(parallel.schedule, placement, microbatches, seconds, hop, own)
-    busiest, parts, hidden = _busiest(passes, placement, microbatches)
+    busiest, parts, hidden = busiest_rank(passes, placement, microbatches)
     ends = _ends(run, layers, software, works, placement, passes)
     total = pipeline + sum(ends.values())
     parts |= {"bubble": pipeline - busiest} | ends
     flops = sum(work.flops * count for stage in works for work, count, _ in stage) * parallel.tp * parallel.cp
     return _step(run, cluster, total, parts, hidden, tuple(seconds), hop, flops / run.batch.micro_size)
+
+
+def stage_placement(run: Run) -> tuple[int, ...]:
+    """Which pipeline rank has each stage. Raises UserError if the schedule is a file that cannot be read."""
+    return (0,) if run.parallel.pp == 1 else placement_of_run(run)
 
 
 def _step(
@@ -118,7 +118,7 @@ def _step(
     )
 
 
-def _stages(run: Run, layers: LayerTimes, stages: int) -> list[list[tuple[Work, float, str]]]:
+def stage_work(run: Run, layers: LayerTimes, stages: int) -> list[list[tuple[Work, float, str]]]:
     """By stage its works, how often each comes, and how its layers are recomputed."""
     mode, every = run.recompute.mode, run.recompute.every
     found: list[list[tuple[Work, float, str]]] = []
@@ -150,7 +150,7 @@ def _stage_time(run: Run, layers: LayerTimes, works: Sequence[tuple[Work, float,
     return time
 
 
-def _transfer(run: Run, layers: LayerTimes) -> tuple[float, float]:
+def transfers(run: Run, layers: LayerTimes) -> tuple[float, float]:
     """Seconds of one transfer between stages, and what all of a stage's transfers add to a microbatch.
 
     A rank receives and sends in forward and in backward; where kernels overlap, part of that hides.
@@ -166,7 +166,7 @@ def _transfer(run: Run, layers: LayerTimes) -> tuple[float, float]:
     return hop, 2 * hop * (1 - layers.rates.generation.overlap)
 
 
-def _busiest(
+def busiest_rank(
     passes: Sequence[PassTime], placement: Sequence[int], microbatches: int
 ) -> tuple[float, dict[str, float], float]:
     """Seconds of the rank with the most to do, by part, and those of communication that it hides."""
