@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Protocol
 
+from fivefold.config.run import Run
+from fivefold.plan.cluster import Cluster
 from fivefold.plan.constants import constants
 from fivefold.plan.figures import Figure
 from fivefold.plan.forecast import Forecast
@@ -13,6 +16,7 @@ from fivefold.plan.formats import product_format
 from fivefold.plan.memory import GIB, RankMemory
 from fivefold.plan.quantities import formula, rate, time
 from fivefold.plan.rates import Rates
+from fivefold.plan.software import Software
 
 
 def explanation(found: Forecast) -> list[str]:
@@ -20,7 +24,7 @@ def explanation(found: Forecast) -> list[str]:
     sections = {
         "figures": [_with_basis(figure) for figure in found.figures],
         "time of a step, on the busiest pipeline rank": _time(found),
-        "rates": _rates(found),
+        "rates": rate_lines(found),
         "memory, on the fullest pipeline rank": found.memory.explanation(),
         "memory by pipeline rank": [_rank(rank) for rank in found.memory.ranks],
         "budget without any layout": found.budget.explain(),
@@ -33,6 +37,22 @@ def explanation(found: Forecast) -> list[str]:
     for title, section in sections.items():
         lines += ["", title, *(f"  {line}" for line in section)]
     return [*lines, "", found.verdict()]
+
+
+class Reckoned(Protocol):
+    """What is reckoned with rates: a training run, or a forward pass."""
+
+    @property
+    def run(self) -> Run:
+        """Its accelerator is known."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Its machines."""
+
+    @property
+    def software(self) -> Software:
+        """What it is executed by."""
 
 
 def _with_basis(figure: Figure) -> str:
@@ -72,7 +92,7 @@ def _alike(stages: Sequence[tuple[float, float, float]]) -> Iterator[tuple[int, 
         first += count
 
 
-def _rates(found: Forecast) -> list[str]:
+def rate_lines(found: Reckoned) -> list[str]:
     """What an operation is reckoned with."""
     accelerator, cluster, run = found.cluster.accelerator, found.cluster, found.run
     rates = Rates(run, accelerator, found.software, constants())
@@ -100,7 +120,7 @@ def _rates(found: Forecast) -> list[str]:
     ]
 
 
-def _sure(found: Forecast, key: str) -> str:
+def _sure(found: Reckoned, key: str) -> str:
     """How sure the catalogue is of a number."""
     if key == "nic_gbit_s" and found.run.cluster.nic_gbit_s != "auto":
         return "given"

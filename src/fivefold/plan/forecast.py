@@ -14,9 +14,9 @@ from fivefold.config.run import Run
 from fivefold.hardware.local import local_accelerator
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
+from fivefold.plan.basis import rates_basis, rates_sentence
 from fivefold.plan.budget import Budget, budget_of
 from fivefold.plan.cluster import Cluster, cluster_of
-from fivefold.plan.constants import FITTED_FAMILIES
 from fivefold.plan.cost import Cost, cost_of
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.failures import Failures, failures_of
@@ -72,10 +72,7 @@ class Forecast:
     @property
     def rates_basis(self) -> str:
         """Where the rates of the accelerator come from: measured, calibrated, or assumed."""
-        accelerator = self.cluster.accelerator
-        if accelerator.measured is not None:
-            return "measured"
-        return "calibrated" if accelerator.family in FITTED_FAMILIES else "assumed"
+        return rates_basis(self.cluster.accelerator)
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
@@ -98,14 +95,8 @@ class Forecast:
 
     def assumptions(self) -> list[str]:
         """What is taken to be so, in sentences."""
-        family = self.cluster.accelerator.family
         found = [
-            {
-                "measured": "rates of products, copies and exchanges are those that were measured on this accelerator",
-                "calibrated": f"rates are the catalogue's, times shares fitted on published runs on {family} machines",
-                "assumed": f"no published run on {self.cluster.accelerator.name} was fitted: it is taken to reach as "
-                "much of its datasheet as an H100",
-            }[self.rates_basis],
+            rates_sentence(self.cluster.accelerator),
             self.execution.says_software(),
             f"MFU: {CONVENTION}",
         ]
@@ -180,13 +171,7 @@ class Forecast:
                 "global_size": run.batch.global_size,
                 "seq_len": run.data.seq_len,
             },
-            "cluster": {
-                "accelerator": self.cluster.accelerator.name,
-                "gpus": self.cluster.gpus,
-                "gpus_per_node": self.cluster.per_node,
-                "nodes": self.cluster.nodes,
-                "confidence": dict(self.cluster.accelerator.confidence),
-            },
+            "cluster": self.cluster.json(),
             **self.execution.json(),
             "fits": self.fits,
             "figures": {figure.name: figure.json() for figure in self.figures},
@@ -222,7 +207,7 @@ def forecast(
     `failures` is a published rate by name, or failures in 1,000 node-days. Raises UserError if nothing says the
     vocabulary or the accelerator, and as `cluster_of`, `failures_of`, `Execution.software` and `check_hot_experts`.
     """
-    run = _known(run)
+    run = with_known_machine(run)
     cluster = cluster_of(run)
     check_hot_experts(run.model, run.parallel.ep, execution.hot_experts)
     software = execution.software(run.parallel)
@@ -245,7 +230,7 @@ def forecast(
     )
 
 
-def _known(run: Run) -> Run:
+def with_known_machine(run: Run) -> Run:
     """With the vocabulary and the accelerator that data and machine tell."""
     run = with_vocabulary(run)
     if run.cluster.gpu == "auto" and (found := local_accelerator()) is not None:
