@@ -117,7 +117,7 @@ def test_where_no_change_is_enough_that_is_said() -> None:
     )
     said = plan(run).forecast().too_much()
     assert said is not None
-    assert said.endswith("no one or two changes of recompute, schedule, tp, cp, pp, ep, ZeRO and micro-batch make it fit")
+    assert said.endswith("; no one or two changes of recompute, schedule, tp, cp, pp, ep, ZeRO and micro-batch mend it")
 
 
 def test_fewer_and_more_gpus_take_longer_and_shorter_and_more_are_less_efficient(tight: Forecast) -> None:

@@ -123,6 +123,15 @@ def test_what_does_not_fit_exits_with_3_and_is_told_all_the_same(folder: Path) -
     assert json.loads(result.stdout)["fits"] is False
 
 
+@pytest.mark.parametrize("more", [[], ["--explain"]])
+def test_what_is_read_on_a_terminal_says_so_once(folder: Path, more: list[str]) -> None:
+    result = call(*ON, "--recompute.mode", "none", *more)
+    assert result.exit_code == 3
+    assert "does not fit" in result.stdout.splitlines()
+    assert "is the fullest with" not in result.stdout
+    assert result.stderr.count("is the fullest with") == 1
+
+
 def test_explain_prints_formulas(folder: Path) -> None:
     result = call(*ON, "--explain")
     assert result.exit_code == 0

@@ -36,7 +36,7 @@ def explanation(found: Forecast) -> list[str]:
     lines = [f"run {found.run.name} on {headline(found)}", model_line(found)]
     for title, section in sections.items():
         lines += ["", title, *(f"  {line}" for line in section)]
-    return [*lines, "", found.verdict()]
+    return [*lines, "", found.short_verdict()]
 
 
 class Reckoned(Protocol):

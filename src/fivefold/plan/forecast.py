@@ -24,7 +24,7 @@ from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.lasting import goodput_of, own_tier
 from fivefold.plan.memory import GIB, Memory, memory
 from fivefold.plan.quantities import plain, time
-from fivefold.plan.remedies import Remedy, remedies
+from fivefold.plan.remedies import TRIED, Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, saved, storage_of
@@ -133,14 +133,17 @@ class Forecast:
             f"{self.memory.capacity / GIB:.2f} GiB ({worst.moment})"
         )
 
+    def short_verdict(self) -> str:
+        """The verdict below a table, without numbers if it does not fit: `too_much`, which is said last, has them."""
+        return self.verdict() if self.fits else "does not fit"
+
     def too_much(self) -> str | None:
         """What to say of a run that is legal and does not fit; None if it fits."""
         if self.fits:
             return None
         if not self.remedies:
-            return f"{self.verdict()}; no single change of recompute, ZeRO, micro-batch, pp, tp or cp makes it fit"
-        fitting = "; ".join(f"{each.flags} ({each.gib:.1f} GiB)" for each in self.remedies)
-        return f"{self.verdict()}; it would fit with one of: {fitting}"
+            return f"{self.verdict()}; no one or two changes of {TRIED} mend it"
+        return f"{self.verdict()}; it would fit with one of: {'; '.join(each.line() for each in self.remedies)}"
 
     def lines(self) -> list[str]:
         """For a terminal."""

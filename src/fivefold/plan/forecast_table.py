@@ -68,7 +68,7 @@ def lines_of(found: Forecast) -> list[str]:
         *time_lines(found),
         "",
         *memory_lines(found),
-        found.verdict(),
+        found.short_verdict(),
         "",
         f"error: {error_line(found)}",
         *(f"{basis}: {meaning}" for basis, meaning in BASES.items() if basis in used),

@@ -1,14 +1,18 @@
-"""What would make a run fit that does not: single changes of its layout, each tried and told with its cost.
+"""What would make a run fit that does not: changes of its layout, alone or two together, each told with its cost.
 
-Where no single change is enough, each is tried together with full recompute. Imports no torch.
+Two are tried of those kinds of change of which none is enough alone. Kinds that cost time that the plan does not count
+(offload) or change the numbers (precision) are not tried. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import combinations, product
 from typing import Any
 
+from fivefold.config.files import difference
+from fivefold.config.rule import divisors_of
 from fivefold.config.rules import LEGALITY, check
 from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
@@ -17,17 +21,22 @@ from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.memory import GIB, memory
 from fivefold.plan.time import step_time
 
-Way = list[tuple[str, Run]]
-"""Changes of one kind as flags and the changed run, the smallest first."""
+Change = Callable[[Run], Run]
+Way = list[Change]
+"""Changes of one kind, the smallest first."""
 FACTORS = (2, 4, 8)
 """Of a degree."""
 SHOWN = 6
 """At most so many are told, the fastest first."""
+TRIED = "recompute, schedule, tp, cp, pp, ep, ZeRO and micro-batch"
+"""The kinds of change."""
+PAIRS = 24
+"""At most so many pairs of kinds are tried, so that a plan answers in a second."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change after which the run fits."""
+    """A change, or two together, after which the run fits."""
 
     flags: str
     """Of the command line, such as `--recompute.mode full`."""
@@ -39,66 +48,98 @@ class Remedy:
         """All of it as plain values."""
         return asdict(self)
 
+    def line(self) -> str:
+        """The flags with what they come to."""
+        return f"{self.flags} ({self.gib:.1f} GiB, {self.step_seconds:.3g} s a step)"
+
 
 def remedies(run: Run, cluster: Cluster, execution: Execution = OURS) -> tuple[Remedy, ...]:
-    """The changes that make `run` fit, the fastest first; each keeps the batch and the number of accelerators."""
-    found = _found(list(_changes(run, cluster)), cluster, execution)
-    if not found and run.recompute.mode != "full":
-        changes = [
-            [(f"{flags} --recompute.mode full", _recomputed(changed, "full")) for flags, changed in way]
-            for way in _changes(run, cluster)
-        ]
-        found = _found(changes, cluster, execution)
-    return tuple(sorted(found, key=lambda remedy: remedy.step_seconds)[:SHOWN])
+    """What makes `run` fit, the fastest first; each keeps the batch and the number of accelerators."""
+    return _Remedies(run, cluster, execution).found()
 
 
-def _found(ways: Sequence[Way], cluster: Cluster, execution: Execution) -> list[Remedy]:
-    """Of each way the first change that is enough."""
-    tried = ((remedy for flags, run in way if (remedy := _tried(flags, run, cluster, execution))) for way in ways)
-    return [remedy for each in tried if (remedy := next(each, None))]
+class _Remedies:
+    """The changes of one run."""
 
+    def __init__(self, run: Run, cluster: Cluster, execution: Execution) -> None:
+        self._run, self._cluster, self._execution = run, cluster, execution
 
-def _changes(run: Run, cluster: Cluster) -> Iterator[Way]:
-    """The ways to save memory."""
-    parallel, batch = run.parallel, run.batch
-    yield [
-        (f"--recompute.mode {mode}", _recomputed(run, mode))
-        for mode in RECOMPUTE_MODES[RECOMPUTE_MODES.index(run.recompute.mode) + 1 :]
-    ]
-    yield [(f"--parallel.zero {zero}", _laid(run, zero=zero)) for zero in range(parallel.zero + 1, 4)]
-    if batch.micro_size > 1:
-        single = run.model_copy(update={"batch": batch.model_copy(update={"micro_size": 1})})
-        yield [("--batch.micro_size 1", single)]
-    for axis, most in (("pp", run.model.layers), ("tp", cluster.domain), ("cp", cluster.gpus)):
-        degrees = [getattr(parallel, axis) * factor for factor in FACTORS]
-        yield [_cut(run, cluster, axis, degree) for degree in degrees if degree <= most]
+    def found(self) -> tuple[Remedy, ...]:
+        """Of each kind the smallest change that is enough, and of each two that are not what is enough together."""
+        found, short = [], []
+        for way in _ways(self._run, self._cluster):
+            if remedy := self._first([change(self._run) for change in way]):
+                found.append(remedy)
+            else:
+                short.append(way)
+        for one, other in list(combinations(short, 2))[:PAIRS]:
+            if remedy := self._together(one, other):
+                found.append(remedy)
+        return tuple(sorted(found, key=lambda remedy: remedy.step_seconds)[:SHOWN])
 
+    def _first(self, runs: list[Run]) -> Remedy | None:
+        return next((remedy for run in runs if (remedy := self._tried(run))), None)
 
-def _cut(run: Run, cluster: Cluster, axis: str, degree: int) -> tuple[str, Run]:
-    """With another degree along an axis, and as many replicas as are left; illegal if that is no whole number."""
-    cut = _laid(run, **{axis: degree})
-    dp = cluster.gpus // (cut.parallel.pp * cut.parallel.tp * cut.parallel.cp)
-    return f"--parallel.{axis} {degree} --parallel.dp {dp}", _laid(cut, dp=dp)
+    def _together(self, one: Way, other: Way) -> Remedy | None:
+        """The smallest two changes that are enough; if the greatest are not, no others are tried."""
+        steps = sorted(product(range(len(one)), range(len(other))), key=sum)
+        runs = [run for first, second in steps if self._legal(run := other[second](one[first](self._run)))]
+        return self._first(runs) if runs and self._tried(runs[-1]) else None
 
+    def _legal(self, run: Run) -> bool:
+        return not check(run, self._cluster.gpus, LEGALITY)
 
-def _recomputed(run: Run, mode: Any) -> Run:
-    return run.model_copy(update={"recompute": Recompute(mode=mode)})
-
-
-def _laid(run: Run, **changes: int) -> Run:
-    return run.model_copy(update={"parallel": run.parallel.model_copy(update=changes)})
-
-
-def _tried(flags: str, run: Run, cluster: Cluster, execution: Execution) -> Remedy | None:
-    """None if the changed run is illegal, or does not fit either."""
-    if check(run, cluster.gpus, LEGALITY):
-        return None
-    software = execution.software(run.parallel)
-    try:
-        found = memory(run, cluster, software)
-        if not found.fits:
+    def _tried(self, run: Run) -> Remedy | None:
+        """None if the changed run is illegal, or does not fit either."""
+        if not self._legal(run):
             return None
-        seconds = step_time(run, cluster, software).seconds
-    except UserError:
-        return None
-    return Remedy(flags, found.worst.needed / GIB, seconds)
+        software = self._execution.software(run.parallel)
+        try:
+            found = memory(run, self._cluster, software)
+            if not found.fits:
+                return None
+            seconds = step_time(run, self._cluster, software).seconds
+        except UserError:
+            return None
+        return Remedy(self._flags(run), found.worst.needed / GIB, seconds)
+
+    def _flags(self, run: Run) -> str:
+        """What tells the changed run from the one there is."""
+        return " ".join(f"--{key} {'null' if value is None else value}" for key, _, value in difference(self._run, run))
+
+
+def _ways(run: Run, cluster: Cluster) -> Iterator[Way]:
+    """The kinds of change that save memory, those first that go best together with others."""
+    parallel, batch = run.parallel, run.batch
+    yield [_recomputed(mode) for mode in RECOMPUTE_MODES[RECOMPUTE_MODES.index(run.recompute.mode) + 1 :]]
+    if parallel.pp > 1 and parallel.schedule != "1f1b":
+        yield [_laid(schedule="1f1b", chunks=1, schedule_memory=None)]
+    for axis, most in (("tp", cluster.domain), ("cp", cluster.gpus), ("pp", run.model.layers)):
+        degrees = [getattr(parallel, axis) * factor for factor in FACTORS]
+        yield [_cut(cluster, axis, degree) for degree in degrees if degree <= most]
+    if run.model.moe is not None:
+        yield [_laid(ep=parallel.ep * factor) for factor in FACTORS]
+    yield [_laid(zero=zero) for zero in range(parallel.zero + 1, 4)]
+    yield [_sized(size) for size in reversed(divisors_of(batch.micro_size)[:-1])]
+
+
+def _cut(cluster: Cluster, axis: str, degree: int) -> Change:
+    """Another degree along an axis, and as many replicas as are left; illegal if that is no whole number."""
+
+    def changed(run: Run) -> Run:
+        cut = _laid(**{axis: degree})(run)
+        return _laid(dp=cluster.gpus // (cut.parallel.pp * cut.parallel.tp * cut.parallel.cp))(cut)
+
+    return changed
+
+
+def _recomputed(mode: Any) -> Change:
+    return lambda run: run.model_copy(update={"recompute": Recompute(mode=mode)})
+
+
+def _laid(**changes: Any) -> Change:
+    return lambda run: run.model_copy(update={"parallel": run.parallel.model_copy(update=changes)})
+
+
+def _sized(micro_size: int) -> Change:
+    return lambda run: run.model_copy(update={"batch": run.batch.model_copy(update={"micro_size": micro_size})})
