@@ -244,6 +244,7 @@ def test_what_does_not_fit_exits_with_3_and_says_what_it_is_and_what_makes_it_le
     assert "does not fit: pipeline rank " in result.stderr
     assert "most of it are keys and values (" in result.stderr
     assert "fewer with more cp, tp or pp, or a smaller batch" in result.stderr
+    assert "pipeline rank 0 is the fullest" not in call("--batch.global_size", "4096").stdout
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,10 @@ class Forward:
             f"{self.memory.capacity / GIB:.2f} GiB"
         )
 
+    def short_verdict(self) -> str:
+        """The verdict below a table, without numbers if it does not fit: `too_much`, which is said last, has them."""
+        return self.verdict() if self.fits else "does not fit"
+
     def too_much(self) -> str | None:
         """What to say of a pass that does not fit; None if it fits."""
         if self.fits:

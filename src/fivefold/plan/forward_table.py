@@ -123,7 +123,7 @@ def lines_of(found: Forward) -> list[str]:
         *_time_lines(found),
         "",
         *_memory_lines(found),
-        found.verdict(),
+        found.short_verdict(),
         "",
         f"error: {ERROR}",
         *(f"{basis}: {meaning}" for basis, meaning in BASES.items() if basis in used),
@@ -171,6 +171,6 @@ def explanation(found: Forward) -> list[str]:
     if len(took.stages) > 1:
         lines.append(f"  a transfer between stages = {time(took.hop)}")
     lines += ["", "rates", *(f"  {line}" for line in rate_lines(found))]
-    lines += ["", "memory", *(f"  {line}" for line in found.memory.explanation()), f"  {found.verdict()}"]
+    lines += ["", "memory", *(f"  {line}" for line in found.memory.explanation()), f"  {found.short_verdict()}"]
     lines += ["", *(f"assumption: {sentence}" for sentence in found.assumptions()), f"error: {ERROR}"]
     return lines
