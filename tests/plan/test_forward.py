@@ -17,6 +17,7 @@ from fivefold.config.rules import FORWARD, LEGALITY, OF_TRAINING
 from fivefold.config.run import Batch, Cluster, Data, Experts, Model, Parallel, Precision, Run, Source
 from fivefold.errors import UserError
 from fivefold.model.spec import forward_flops_per_token, layer_shapes, parameters
+from fivefold.plan.constants import constants
 from fivefold.plan.execution import Execution
 from fivefold.plan.forward import Forward, forward
 from fivefold.plan.time import step_time
@@ -83,6 +84,14 @@ def test_every_placement_of_stages_passes(schedule: str, chunks: int) -> None:
     found = planned(batch=16, pp=4, dp=2, schedule=schedule, chunks=chunks)
     work = sum(found.time.stages) * found.microbatches / 4
     assert work < found.time.seconds < 2.5 * work
+
+
+def test_keys_and_values_travel_beside_attention() -> None:
+    """As much of their exchange is hidden as of any that computation is longer than."""
+    found = planned(batch=1, cp=8, seq_len=32768)
+    overlap = constants().generations[found.software.generation].overlap
+    assert found.time.parts["cp"] == pytest.approx((1 - overlap) * found.time.communication)
+    assert found.time.hidden == pytest.approx(overlap * found.time.communication)
 
 
 def test_mfu_is_of_the_forward_alone() -> None:
@@ -244,7 +253,7 @@ def test_what_does_not_fit_exits_with_3_and_says_what_it_is_and_what_makes_it_le
     assert "does not fit: pipeline rank " in result.stderr
     assert "most of it are keys and values (" in result.stderr
     assert "fewer with more cp, tp or pp, or a smaller batch" in result.stderr
-    assert "pipeline rank 0 is the fullest" not in call("--batch.global_size", "4096").stdout
+    assert "is the fullest" not in call("--batch.global_size", "4096").stdout
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.hot_experts import rank_load, read_hot_experts
 from fivefold.plan.layer_time import LayerTimes
 from fivefold.plan.memory import memory
+from fivefold.plan.memory_own import OwnLayers
 from fivefold.plan.rates import Rates
 from fivefold.plan.software import STACKS
 from fivefold.plan.time import StepTime, step_time
@@ -98,6 +99,14 @@ def test_what_waits_for_its_backward_grows_by_the_rows_that_arrive() -> None:
     rows = (hot - 1) * run.batch.micro_size * run.data.seq_len * MODEL.moe.top_k
     a_row = 2 * (MODEL.hidden + 2 * MODEL.moe.ffn) + 4 + 3 * 8
     assert uneven.microbatch - even.microbatch == pytest.approx(3 * rows * a_row)
+
+
+def test_the_gradients_of_the_rows_that_arrive_grow_while_the_layer_is_in_its_backward() -> None:
+    run = mixed()
+    assert MODEL.moe is not None
+    rows = 0.5 * run.batch.micro_size * run.data.seq_len * MODEL.moe.top_k
+    more = OwnLayers(run, 1.5).working(2) - OwnLayers(run).working(2)
+    assert more == pytest.approx(2 * rows * (2 * MODEL.hidden + 4 * MODEL.moe.ffn))
 
 
 def test_recompute_and_deferred_weight_gradients_of_hot_experts_grow_too() -> None:
