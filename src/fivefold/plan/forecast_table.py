@@ -22,6 +22,7 @@ PARTS = {
     "ep": "exchange of tokens between experts, not hidden",
     "zero": "gathering weights and sending gradients, not hidden",
     "transfer": "transfers between stages, not hidden",
+    "offload": "activations on their way to CPU memory and back, not hidden",
     "bubble": "waiting for other pipeline ranks",
     "reduction": "the last reduction and gathering, not hidden",
     "optimizer": "updating the weights",

@@ -7,11 +7,13 @@ no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from fivefold.config.run import Precision
 from fivefold.errors import UserError
 from fivefold.near import did_you_mean
+from fivefold.pipeline.stage_bytes import master_bytes, reduce_bytes
 
 UNFUSED, FLASH, COMPILED, ENGINE, LATEST = "unfused-2022", "flash-2023", "compiled-2024", "engine-2025", "engine-2026"
 GENERATIONS = (UNFUSED, FLASH, COMPILED, ENGINE, LATEST)
@@ -138,6 +140,14 @@ STACKS: dict[str, Software] = {
 }
 """Whole stacks by name, to ask what a run would have taken with the software of its time. DeepSeek-V3's own kernels had
 in 2024 what others got in 2026: experts that wait for no host, and beside whose exchange another microbatch runs."""
+
+
+def in_formats(software: Software, precision: Precision) -> Software:
+    """The stack as it keeps its state in a run's formats: ours follows them, published ones are as they were."""
+    if software.name != "fivefold":
+        return software
+    state = StateBytes(0, reduce_bytes(precision), 3 * master_bytes(precision))
+    return replace(software, state=state)
 
 
 def stack(name: str) -> Software:

@@ -307,7 +307,8 @@ def _checkpoint_of(run: Run) -> CheckpointSize:
 
 def saved(run: Run) -> Saved:
     """When a run saves its state."""
-    return {None: "at the end", "never": "never"}.get(run.checkpoint.every, "on the way")
+    every = run.checkpoint.every
+    return "at the end" if every is None else "never" if every == "never" else "on the way"
 
 
 def nodes_that_read_a_token(grid: Grid, per_node: int) -> int:

@@ -19,8 +19,9 @@ from fivefold.plan.constants import Constants, constants
 from fivefold.plan.formats import product_format
 from fivefold.plan.layer_time import LayerTimes, PassTime
 from fivefold.plan.network import Group
+from fivefold.plan.offload_time import add_activations, update_seconds
 from fivefold.plan.pipeline_time import pipeline_seconds
-from fivefold.plan.software import Software, fivefold
+from fivefold.plan.software import Software, fivefold, in_formats
 from fivefold.plan.work import Work, stage_works
 
 
@@ -65,12 +66,14 @@ def step_time(
     cluster = cluster_of(run) if cluster is None else cluster
     parallel = run.parallel
     software = fivefold(parallel.zero, parallel.pp) if software is None else software
+    software = in_formats(software, run.precision)
     layers = LayerTimes(run, cluster, software, constants() if table is None else table)
     microbatches = microbatches_of(run)
     own = schedule_of_run(run) if parallel.pp > 1 and is_file(parallel.schedule) else None
     placement = stage_placement(run)
     works = stage_work(run, layers, len(placement))
     passes = [_stage_time(run, layers, stage) for stage in works]
+    add_activations(run, cluster, passes)
     hop, transfer = transfers(run, layers)
     for each in passes if parallel.pp > 1 else ():
         each.forward += transfer / 2
@@ -79,7 +82,7 @@ def step_time(
     seconds = [(each.forward, each.input, each.weight) for each in passes]
     pipeline = pipeline_seconds(parallel.schedule, placement, microbatches, seconds, hop, own)
     busiest, parts, hidden = busiest_rank(passes, placement, microbatches)
-    ends = _ends(run, layers, software, works, placement, passes)
+    ends = _ends(run, cluster, layers, software, works, placement, passes)
     total = pipeline + sum(ends.values())
     parts |= {"bubble": pipeline - busiest} | ends
     flops = sum(work.flops * count for stage in works for work, count, _ in stage) * parallel.tp * parallel.cp
@@ -180,6 +183,7 @@ def busiest_rank(
 
 def _ends(
     run: Run,
+    cluster: Cluster,
     layers: LayerTimes,
     software: Software,
     works: Sequence[Sequence[tuple[Work, float, str]]],
@@ -216,7 +220,8 @@ def _ends(
     expert_shards = groups.expert_shard.size if zero else 1
     updated = dense[rank] / shards + experts[rank] / expert_shards
     moved = updated * (2 * state.optimizer + 2 * state.gradients + layers.sizes.width)
-    return {"reduction": left, "optimizer": layers.rates.moving(moved)}
+    in_cpu_memory = update_seconds(run, cluster, updated)
+    return {"reduction": left, "optimizer": layers.rates.moving(moved) if in_cpu_memory is None else in_cpu_memory}
 
 
 def _window(ranks: int, chunks: int, passes: Sequence[PassTime]) -> float:
