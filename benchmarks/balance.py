@@ -1,9 +1,9 @@
 """Ways to balance experts, side by side on real text: `python benchmarks/balance.py --data data/stdlib`.
 
 The same model from the same weights over the same tokens, balanced by biases, by nothing, and by either balance loss,
-one run after the other in one process, on a GPU if there is one. Prints a Markdown table, and with `--svg` draws the curves of load
-and loss over the steps. The token set and the one beside it, NAME-val, are those of `fivefold data build`, as in
-`scripts/quickstart`. A run that is there already, in `--out`, is not trained again.
+one run after the other in one process, on a GPU if there is one. Prints a Markdown table, and with `--svg` draws the
+curves of load and loss over the steps. The token set and the one beside it, NAME-val, are those of `fivefold data
+build`, as in `scripts/quickstart`. A run that is there already, in `--out`, is not trained again.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ class Row:
     name: str
     gpus: int
     flags: tuple[str, ...] = ()
+    file: str = "dense16.yaml"
 
 
 ROWS = (
@@ -57,7 +58,7 @@ ROWS = (
 def measure(row: Row, data: Path, out: Path, steps: int = 20) -> dict[str, float]:
     """Tokens/s a GPU, MFU and the peak in GiB of one row."""
     flags = {"name": row.name, "out": out, "data.train.0.path": data, "nproc": row.gpus, "steps": steps}
-    command = [sys.executable, "-m", "fivefold", "train", str(HERE / "dense16.yaml"), "--restart"]
+    command = [sys.executable, "-m", "fivefold", "train", str(HERE / row.file), "--restart"]
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     command += row.flags
     devices = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(row.gpus)))
