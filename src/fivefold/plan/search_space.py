@@ -1,8 +1,9 @@
 """The layouts that a search looks at: degrees by arithmetic first, so that a run is only made of what can be legal.
 
 tp stays inside what links join (the node, where there is only PCIe), and a rank of cp keeps 256 tokens of a sequence or
-more. The microbatch is a power of two; ZeRO 0 is left out, as 1 moves no more and holds less, and 2 where a pipeline
-makes it 1. A degree that the user's own run has is tried beside these. Imports no torch.
+more. The microbatch is a power of two; ZeRO 0 is left out, as 1 moves no more and holds less, and 2 where a pipeline or
+a single shard makes it 1; 3 holds less even of a single shard, whose copies to compute with it gives back. A degree that
+the user's own run has is tried beside these. Imports no torch.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def _inside(run: Run, tp: int, cp: int, pp: int, dp: int) -> Iterator[Degrees]:
     micros = [micro for micro in micros if micro * (run.data.seq_len // cp) % tp == 0]
     for ep in _experts(run, dp * cp * tp):
         shards = dp * cp > 1 or dp * cp * tp > ep > 1
-        zeros: tuple[Zero, ...] = (1,) if not shards else (1, 3) if pp > 1 else (1, 2, 3)
+        zeros: tuple[Zero, ...] = (1, 3) if pp > 1 or not shards else (1, 2, 3)
         for micro in micros:
             for zero in zeros:
                 for mode in RECOMPUTE_MODES:
@@ -93,15 +94,21 @@ def _experts(run: Run, ranks: int) -> list[int]:
 
 def schedules(run: Run, each: Degrees) -> Iterator[tuple[str, int]]:
     """Names and chunks of the pipeline schedules beside 1f1b that have the stages and microbatches they need."""
-    if each.pp == 1:
+    microbatches = each.microbatches(run)
+    for name, chunks in with_stages(run, each.pp):
+        if microbatches >= demands_of(name).fewest(each.pp):
+            yield name, chunks
+
+
+def with_stages(run: Run, pp: int) -> Iterator[tuple[str, int]]:
+    """Those of which each stage has a layer; none without a pipeline."""
+    if pp == 1:
         return
-    most, microbatches = run.model.layers // each.pp, each.microbatches(run)
+    most = run.model.layers // pp
     for name in SCHEDULES:
-        demands = demands_of(name)
-        if microbatches < demands.fewest(each.pp):
-            continue
-        wanted = CHUNKS if demands.chunks is None else (demands.chunks,)
-        yield from ((name, chunks) for chunks in wanted if chunks <= most)
+        chunks = demands_of(name).chunks
+        wanted = CHUNKS if chunks is None else (chunks,)
+        yield from ((name, each) for each in wanted if each <= most)
 
 
 def run_of(run: Run, each: Degrees, schedule: str = "1f1b", chunks: int = 1) -> Run:
