@@ -34,7 +34,7 @@ MIXED = Model(
 )
 
 
-def run_on(model: Model, gpu: str, gpus: int, seq_len: int, batch: int, micro: int = 1, mode: str = "none",
+def run_on(model: Model, gpu: str, gpus: int, seq_len: int, batch: int, micro: int = 1, mode: Any = "none",
            **parallel: Any) -> Run:  # fmt: skip
     return Run(
         name="searched",

@@ -24,7 +24,7 @@ from fivefold.plan.time import StepTime
 
 
 def waiting(name: str, ranks: int, microbatches: int, chunks: int, rank: int) -> int:
-    """Activations of one stage that a pipeline rank holds at once at least, under a schedule of `SCHEDULES`."""
+    """The most activations of one stage that a pipeline rank holds at once, under 1f1b or one of `SCHEDULES`."""
     behind = ranks - rank
     if name == "interleaved":
         return min(microbatches * chunks, (chunks - 1) * _group(ranks, microbatches) + 2 * behind - 1)
@@ -44,8 +44,9 @@ def moments(name: str, ranks: int, microbatches: int, chunks: int, rank: int) ->
     """Moments at which a pipeline rank may be fullest: of how many of its stages the gradients are there, and how many
     activations of one stage it then holds at least.
 
-    Under 1f1b and interleaved forwards and backwards take turns, and a group of microbatches comes back through one
-    chunk after the other; if there is no other group, a chunk's gradients are gone with it.
+    Gradients come later than the most activations, and are there beside as many if forwards go on until then. Under
+    1f1b and interleaved forwards and backwards take turns, and a group of microbatches comes back through one chunk
+    after the other; if there is no other group, a chunk's gradients are gone with it.
     """
     here = waiting(name, ranks, microbatches, chunks, rank)
     yield 0, here
@@ -54,7 +55,9 @@ def moments(name: str, ranks: int, microbatches: int, chunks: int, rank: int) ->
         for begun in range(1, 1 + (chunks if microbatches > group else microbatches > 1)):
             back = group * (begun - 1) + 1
             yield begun, min(microbatches * chunks, here + back) - back
-    elif microbatches + rank > 2 * ranks if chunks > 1 else microbatches > here:
+        return
+    goes_on = microbatches + rank > 2 * ranks if chunks > 1 else microbatches > here
+    if goes_on:
         yield chunks, here
 
 

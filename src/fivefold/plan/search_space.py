@@ -2,8 +2,8 @@
 
 tp stays inside what links join (the node, where there is only PCIe), and a rank of cp keeps 256 tokens of a sequence or
 more. The microbatch is a power of two; ZeRO 0 is left out, as 1 moves no more and holds less, and 2 where a pipeline or
-a single shard makes it 1; 3 holds less even of a single shard, whose copies to compute with it gives back. A degree that
-the user's own run has is tried beside these. Imports no torch.
+a single shard makes it 1; 3 holds less even of a single shard, as it gives back the copies to compute with. A degree
+that the user's own run has is tried beside these. Imports no torch.
 """
 
 from __future__ import annotations
