@@ -30,7 +30,8 @@ class Accumulation:
 
     ZeRO 2 and 3 reduce after each backward; in a pipeline, where microbatches are under way together, every ZeRO degree
     reduces once a step. There the gradients of large weights do not come through autograd: they are added here to
-    FSDP's totals, and so are those of weights that one rank has alone, to what the optimizer takes.
+    FSDP's totals, and so are those of weights that one rank has alone, to what the optimizer takes. `offloaded` if the
+    weights are kept in another memory than they are computed with.
     """
 
     def __init__(
@@ -43,13 +44,15 @@ class Accumulation:
         offloaded: bool = False,
     ) -> None:
         assert isinstance(model, FSDPModule)
-        self.model, self._precision, self._format = model, precision, reduce_dtype(precision)
+        self.model, self._format = model, reduce_dtype(precision)
+        self._in_place = not offloaded and self._format == master_dtype(precision)
+        """Whether a gradient may be added up where the optimizer takes it: beside its weight, and in its format."""
         self.deferral = Deferral() if deferral is None else deferral
         self.deferral.totals = self
         self._reduces_each, self._gathers_each = zero >= 2 and not pipelined, zero >= 3
         self._last: bool | None = None
-        in_place = not pipelined and not offloaded and self._format == master_dtype(precision)
-        self.formats_differ = not in_place and self._format != DTYPES[precision.compute]
+        all_in_place = self._in_place and not pipelined  # only weights that one rank has alone then come here
+        self.formats_differ = not all_in_place and self._format != DTYPES[precision.compute]
         """Whether FSDP's totals get gradients here in another format than autograd's. FSDP converts its own at the end
         of a backward that is not the last, and reduces both together only in one format. (Such a backward also keeps
         all gathered weights to the step's end: of one microbatch a step without a pipeline 2 bytes a parameter.)"""
@@ -118,7 +121,7 @@ class Accumulation:
 
     @cached_property
     def _owners(self) -> Owners:
-        return Owners(self.model, self._precision)
+        return Owners(self.model, self._in_place)
 
 
 class Total(Protocol):
@@ -155,8 +158,9 @@ class SumInPlace:
 class Owners:
     """The gathered parameters of a stage, which are known by their identity, and the units that gather them."""
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        self._model, self._precision = model, precision
+    def __init__(self, model: nn.Module, in_place: bool) -> None:
+        """`in_place` if the gradients of weights that this rank has alone may add up where the optimizer takes them."""
+        self._model, self._in_place = model, in_place
         self._known: dict[int, tuple[FSDPModule, Total]] = {}
 
     def unit_of(self, parameter: Tensor) -> FSDPModule:
@@ -170,20 +174,15 @@ class Owners:
     def _owner(self, parameter: Tensor) -> tuple[FSDPModule, Total]:
         if id(parameter) not in self._known:  # its unit was gathered for the first time since this was last asked
             self._known = {
-                id(each.tensor): (unit, _total(each, self._precision))
+                id(each.tensor): (unit, self._total(each))
                 for unit in sharded_units(self._model)
                 for each in unsharded_parameters(unit)
             }
         return self._known[id(parameter)]
 
-
-def _total(parameter: UnshardedParameter, precision: Precision) -> Total:
-    """Where the gradient of a parameter is added up: in FSDP's total, which is reduced, or where the optimizer looks.
-
-    One rank has nothing to reduce, and FSDP would copy each gradient twice; the format must then be the weights'.
-    """
-    piece = parameter.sharded
-    assert isinstance(piece, DTensor), "FSDP has wrapped the model"
-    alone = piece.device_mesh.size() == 1 and piece.device.type == parameter.tensor.device.type
-    in_place = alone and reduce_dtype(precision) == master_dtype(precision)
-    return SumInPlace(piece) if in_place else parameter
+    def _total(self, parameter: UnshardedParameter) -> Total:
+        """Where the gradient of a parameter is added up: in FSDP's total, which is reduced, or where the optimizer
+        looks. One rank has nothing to reduce, and FSDP would copy each gradient twice."""
+        piece = parameter.sharded
+        assert isinstance(piece, DTensor), "FSDP has wrapped the model"
+        return SumInPlace(piece) if self._in_place and piece.device_mesh.size() == 1 else parameter

@@ -41,7 +41,7 @@ def build_pipeline(run: Run, mesh: Mesh) -> Pipeline:
     schedule = schedule_of_run(run)
     pipelined = schedule.stages > 1 or schedule.splits
     stages = build_stages(run, mesh, schedule.placement, pipelined)
-    offloaded = "parameters" in run.offload
+    offloaded = "parameters" in run.offload and mesh.device.type != "cpu"
     accumulations = {
         stage: Accumulation(model, deferral, run.parallel.zero, pipelined, run.precision, offloaded)
         for stage, (model, deferral) in stages.items()
