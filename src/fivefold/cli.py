@@ -150,6 +150,7 @@ def check(words: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--hot-experts", "hot", metavar="FACTOR|RUN", help="Rows of ep's busiest rank over the mean, or a run that counted."
 )
+@click.option("--calibrate", metavar="RUN", help="Correct the plan by what a finished run on such GPUs measured.")
 @click.option("--forward", "forward_only", is_flag=True, help="Plan the forward alone: prefill, or validation.")
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 @click.pass_context
@@ -164,13 +165,15 @@ def plan(
     write: Path | None,
     software: str | None,
     hot: str | None,
+    calibrate: str | None,
     forward_only: bool,
     as_json: bool,
 ) -> None:
     """Tell a run's time, memory and cost on any cluster (--gpu, --gpus), on any machine.
 
     Or what its ranks are (--ranks), or what one of them holds (--build-rank N). Exits with 3 if the run does not fit.
-    With --search, which layouts are fastest and fit; the run's own may then be illegal.
+    With --search, which layouts are fastest and fit; the run's own may then be illegal. With --calibrate, what a
+    finished run measured beside what is predicted of it, and this plan corrected by the factors that follow.
     """
     from fivefold.config.files import load_run
     from fivefold.config.rules import FORWARD, LEGALITY
@@ -184,6 +187,11 @@ def plan(
         raise click.UsageError(
             "--explain, --html, --software and --hot-experts are of time, memory and cost; give them without --ranks "
             "and --build-rank"
+        )
+    if calibrate is not None and (list_ranks or rank is not None or find or forward_only):
+        raise click.UsageError(
+            "--calibrate corrects the time and memory of one layout; give it without --ranks, --build-rank, --search "
+            "and --forward"
         )
     if write is not None and not find:
         raise click.UsageError("--write writes the best layout of --search; give both")
@@ -207,7 +215,7 @@ def plan(
         else:
             click.echo("\n".join(found.lines()))
         return
-    forecast = planned.forecast(execution=execution_of(planned.run, software, hot))
+    forecast = planned.forecast(execution=execution_of(planned.run, software, hot, calibrate))
     if html is not None:
         from fivefold.plan.page import write_page
 

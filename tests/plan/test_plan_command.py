@@ -79,6 +79,7 @@ SCHEMA = {
     "cluster": {"accelerator", "gpus", "gpus_per_node", "nodes", "confidence"},
     "software": {"name", "generation"},
     "hot_experts": None,
+    "calibration": None,
     "fits": None,
     "figures": {
         *("step_seconds", "tokens_per_s", "tokens_per_s_gpu", "mfu", "bubble", "communication", "exposed"),

@@ -81,3 +81,12 @@ def by_driver_name(name: str) -> Accelerator | None:
         if fnmatchcase(bare, pattern)
     ]
     return max(fitting, key=lambda each: each[0])[1] if fitting else None
+
+
+def is_driven_as(accelerator: Accelerator, name: str) -> bool:
+    """Whether the driver calls this accelerator `name`; one of a file goes by the file's patterns."""
+    known = by_driver_name(name)
+    if known is not None and accelerator.name.removesuffix("-measured") == known.name:
+        return True
+    bare = VENDORS.sub("", name.strip())
+    return accelerator not in accelerators() and any(fnmatchcase(bare, each) for each in accelerator.driver_names)

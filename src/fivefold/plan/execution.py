@@ -1,16 +1,23 @@
-"""How a run is taken to be executed: by which software, and how evenly the experts' ranks are loaded.
+"""How a run is taken to be executed: by which software, how evenly the experts' ranks are loaded, and what a finished
+run corrects of it.
 
-A plan takes both for granted and says so; a search asks for them for each layout. Imports no torch.
+A plan takes these for granted and says so; a search asks for the first two for each layout. Imports no torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fivefold.config.run import Model, Parallel, Run
 from fivefold.errors import UserError
+from fivefold.plan.cluster import Cluster
+from fivefold.plan.memory import Memory, memory
 from fivefold.plan.software import Software, fivefold, stack
+from fivefold.plan.time import StepTime, step_time
+
+if TYPE_CHECKING:
+    from fivefold.plan.residual import Residual
 
 OWN = "fivefold"
 """This project, by its name among the stacks."""
@@ -24,6 +31,18 @@ class Execution:
     """A key of `software.STACKS`."""
     hot_experts: float = 1.0
     """Rows that the busiest rank of ep gets in a layer, over the mean of its ranks."""
+    residual: Residual | None = None
+    """A finished run beside its prediction, whose factors correct the plan."""
+
+    def step_time(self, run: Run, cluster: Cluster) -> StepTime:
+        """The step of a run, corrected by the finished one. Raises UserError as `time.step_time`."""
+        found = step_time(run, cluster, self.software(run.parallel))
+        return found if self.residual is None else self.residual.calibration.step(found, run, cluster)
+
+    def memory(self, run: Run, cluster: Cluster) -> Memory:
+        """The memory of a run, corrected by the finished one. Raises UserError as `memory.memory`."""
+        found = memory(run, cluster, self.software(run.parallel))
+        return found if self.residual is None else self.residual.calibration.held(found)
 
     @property
     def is_own(self) -> bool:
@@ -43,6 +62,7 @@ class Execution:
     def lines(self) -> list[str]:
         """What of it is not as it would be left unsaid."""
         found = [] if self.is_own else [f"as of the software {self.stack}, not as this project would run it"]
+        found += [] if self.residual is None else [self.residual.calibration.line()]
         return found if self.hot_experts == 1 else [*found, self.says_load()]
 
     def says_software(self) -> str:
@@ -67,18 +87,29 @@ OURS = Execution()
 """By this project, experts loaded evenly."""
 
 
-def execution_of(run: Run, software: str | None = None, hot_experts: str | None = None) -> Execution:
-    """What the command line says of it: a stack by name, and a load as a number or as a run that counted it.
+def execution_of(
+    run: Run, software: str | None = None, hot_experts: str | None = None, calibrate: str | None = None
+) -> Execution:
+    """What the command line says of it: a stack by name, a load as a number or as a run that counted it, and a finished
+    run to calibrate with, whose load counts where none is given.
 
-    Raises UserError for what is not known.
+    Raises UserError for what is not known, and as `calibrate.calibrated`.
     """
     name = software or OWN
     stack(name)
-    if hot_experts is None:
-        return Execution(name)
-    from fivefold.plan.hot_experts import read_hot_experts
+    hot, residual = 1.0, None
+    if calibrate is not None:
+        from fivefold.plan.calibrate import calibrated, counted_load
 
-    return Execution(name, read_hot_experts(hot_experts, run))
+        if name != OWN:
+            raise UserError(f"a run of this project says nothing of {name}; leave --software or --calibrate out")
+        residual = calibrated(run, calibrate)
+        hot = counted_load(residual.run, run)
+    if hot_experts is not None:
+        from fivefold.plan.hot_experts import read_hot_experts
+
+        hot = read_hot_experts(hot_experts, run)
+    return Execution(name, hot, residual)
 
 
 def check_hot_experts(model: Model, ep: int, hot: float) -> None:

@@ -33,6 +33,8 @@ def explanation(found: Forecast) -> list[str]:
         "assumptions": found.assumptions(),
         "error": [error_line(found)],
     }
+    if found.execution.residual is not None:
+        sections["calibration"] = found.execution.residual.lines()
     lines = [f"run {found.run.name} on {headline(found)}", model_line(found)]
     for title, section in sections.items():
         lines += ["", title, *(f"  {line}" for line in section)]

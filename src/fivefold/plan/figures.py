@@ -5,10 +5,10 @@ Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fivefold.plan import accuracy
 from fivefold.plan.accuracy import Bar
 from fivefold.plan.formats import product_format
 from fivefold.plan.memory import GIB
@@ -21,12 +21,14 @@ Basis = Literal["exact", "given", "measured", "catalogued", "calibrated", "assum
 BASES: dict[str, str] = {
     "exact": "counted, nothing else could come out",
     "given": "the run file's",
-    "measured": "from rates that `fivefold bench` measured on this accelerator",
+    "measured": "by the run that the plan is calibrated on, or from rates that `fivefold bench` measured",
     "catalogued": "from the catalogue of accelerators",
     "calibrated": "by formulas whose constants were fitted on published runs",
     "assumed": "rests on an assumption that is named",
 }
 """What each word means, the surest first. A figure that comes from several has the least sure one's."""
+CALIBRATED_ON = "by the planner's formulas, times the factors of that run"
+"""What "calibrated on RUN" means, the word of a plan that a finished run corrects."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Figure:
     text: str
     """The number as people write it."""
     basis: str
-    """A key of `BASES`."""
+    """A key of `BASES`, or `calibrated on` and the name of a run."""
     formula: str
     """What it is, how it comes about, with its numbers."""
     bar: Bar | None = None
@@ -76,6 +78,13 @@ class Figure:
         }
 
 
+def meanings(figures: Iterable[Figure]) -> list[str]:
+    """What the words mean from which figures come, a line each."""
+    used = dict.fromkeys(figure.basis for figure in figures)
+    runs = {basis: CALIBRATED_ON for basis in used if basis not in BASES}
+    return [f"{basis}: {meaning}" for basis, meaning in (BASES | runs).items() if basis in used]
+
+
 def figures_of(found: Forecast) -> tuple[Figure, ...]:
     """All figures of a forecast, in the order in which they are told."""
     return (*_speed(found), *_memory(found), *_length(found), *_price(found), *_disk(found))
@@ -83,7 +92,8 @@ def figures_of(found: Forecast) -> tuple[Figure, ...]:
 
 def _speed(found: Forecast) -> list[Figure]:
     run, step, gpus = found.run, found.step, found.cluster.gpus
-    basis, bar = found.rates_basis, accuracy.of_step_time(found.run, found.cluster.accelerator)
+    basis, bar = found.rates_basis, found.time_bar
+    shares = found.shares_basis
     a_step = run.batch.global_size * run.data.seq_len
     seconds = time(step.seconds)
     format = product_format(run)
@@ -160,7 +170,7 @@ def _speed(found: Forecast) -> list[Figure]:
             step.bubble,
             "fraction",
             percent(step.bubble),
-            basis,
+            shares,
             formula(
                 "bubble",
                 f"the busiest rank's idle {share}",
@@ -174,7 +184,7 @@ def _speed(found: Forecast) -> list[Figure]:
             step.communication,
             "fraction",
             percent(step.communication),
-            basis,
+            shares,
             formula(
                 "communication",
                 f"its {share}, hidden or not",
@@ -188,7 +198,7 @@ def _speed(found: Forecast) -> list[Figure]:
             step.exposed,
             "fraction",
             percent(step.exposed),
-            basis,
+            shares,
             formula(
                 "exposed communication",
                 f"its {share}, hidden ones left out",
@@ -201,11 +211,12 @@ def _speed(found: Forecast) -> list[Figure]:
 
 def _memory(found: Forecast) -> list[Figure]:
     worst, capacity = found.memory.worst, found.memory.capacity
-    bar, over = accuracy.of_memory(found.run), worst.overhead
+    bar, over = found.memory_bar, worst.overhead
+    basis, follows = found.memory_basis, found.reserved_basis
     confidence = found.cluster.accelerator.confidence
     words = (
-        ("memory_allocated", "memory in tensors", worst.allocated, "calibrated", f"pipeline rank {worst.pp}, the sum"),
-        ("memory_reserved", "memory reserved", worst.reserved, "calibrated", f"in tensors x {over.reserved:.2f}"),
+        ("memory_allocated", "memory in tensors", worst.allocated, basis, f"pipeline rank {worst.pp}, the sum"),
+        ("memory_reserved", "memory reserved", worst.reserved, follows, f"in tensors x {over.reserved:.2f}"),
         (
             "memory_nvidia_smi",
             "memory nvidia-smi shows",
@@ -236,7 +247,7 @@ def _memory(found: Forecast) -> list[Figure]:
 
 def _length(found: Forecast) -> list[Figure]:
     cost, budget = found.cost, found.budget
-    basis, bar = found.rates_basis, accuracy.of_step_time(found.run, found.cluster.accelerator)
+    basis, bar = found.rates_basis, found.time_bar
     tokens, flops = budget.tokens.tokens, budget.flops
     calendar = "assumed" if cost.goodput is not None else basis
     busy, days = _days(cost.busy_days), _days(cost.calendar_days)
@@ -315,7 +326,7 @@ def _days(days: float) -> str:
 
 def _price(found: Forecast) -> list[Figure]:
     cost = found.cost
-    basis, bar = found.rates_basis, accuracy.of_step_time(found.run, found.cluster.accelerator)
+    basis, bar = found.rates_basis, found.time_bar
     calendar = "assumed" if cost.goodput is not None else basis
     busy, paid = count(cost.busy_gpu_hours), count(cost.paid_gpu_hours)
     figures = [
@@ -364,7 +375,7 @@ def _disk(found: Forecast) -> list[Figure]:
     storage = found.storage
     checkpoint, tokens = storage.checkpoint, storage.tokens
     read = storage.loaders.read
-    bar = accuracy.of_step_time(found.run, found.cluster.accelerator)
+    bar = found.time_bar
     return [
         Figure(
             "checkpoint_bytes",

@@ -14,21 +14,24 @@ from fivefold.config.run import Run
 from fivefold.hardware.local import local_accelerator
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
+from fivefold.plan import accuracy
+from fivefold.plan.accuracy import Bar
 from fivefold.plan.basis import rates_basis, rates_sentence
 from fivefold.plan.budget import Budget, budget_of
+from fivefold.plan.calibration import Calibration
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.cost import Cost, cost_of
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.failures import Failures, failures_of
 from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.lasting import goodput_of, own_tier
-from fivefold.plan.memory import GIB, Memory, memory
+from fivefold.plan.memory import GIB, Memory
 from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import TRIED, Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, saved, storage_of
-from fivefold.plan.time import StepTime, step_time
+from fivefold.plan.time import StepTime
 from fivefold.plan.vocabulary import with_vocabulary
 
 SCHEMA = 1
@@ -71,8 +74,50 @@ class Forecast:
 
     @property
     def rates_basis(self) -> str:
-        """Where the rates of the accelerator come from: measured, calibrated, or assumed."""
-        return rates_basis(self.cluster.accelerator)
+        """Where its times come from: measured, calibrated, or assumed; or the finished run that corrects them."""
+        found = self._corrects_time
+        return rates_basis(self.cluster.accelerator) if found is None else self._basis(found)
+
+    @property
+    def shares_basis(self) -> str:
+        """The same of the shares of its time, which no run measures."""
+        found = self._corrects_time
+        return rates_basis(self.cluster.accelerator) if found is None else found.word
+
+    @property
+    def memory_basis(self) -> str:
+        """Where its memory in tensors comes from."""
+        found = self._corrects_memory
+        return "calibrated" if found is None else self._basis(found)
+
+    @property
+    def reserved_basis(self) -> str:
+        """Where what the allocator reserves comes from, which no run measures."""
+        found = self._corrects_memory
+        return "calibrated" if found is None else found.word
+
+    @property
+    def time_bar(self) -> Bar | None:
+        """The error of published runs' step times; None of a time that a finished run corrects, which nobody tried."""
+        return accuracy.of_step_time(self.run, self.cluster.accelerator) if self._corrects_time is None else None
+
+    @property
+    def memory_bar(self) -> Bar | None:
+        """The same of its memory."""
+        return accuracy.of_memory(self.run) if self._corrects_memory is None else None
+
+    def _basis(self, found: Calibration) -> str:
+        return found.basis(self.run, self.execution.hot_experts)
+
+    @property
+    def _corrects_time(self) -> Calibration | None:
+        found = self.execution.residual
+        return found.calibration if found is not None and found.calibration.of_time else None
+
+    @property
+    def _corrects_memory(self) -> Calibration | None:
+        found = self.execution.residual
+        return found.calibration if found is not None and found.calibration.memory is not None else None
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
@@ -95,7 +140,9 @@ class Forecast:
 
     def assumptions(self) -> list[str]:
         """What is taken to be so, in sentences."""
+        residual = self.execution.residual
         found = [
+            *(() if residual is None else (residual.assumption(),)),
             rates_sentence(self.cluster.accelerator),
             self.execution.says_software(),
             f"MFU: {CONVENTION}",
@@ -178,6 +225,7 @@ class Forecast:
             },
             "cluster": self.cluster.json(),
             **self.execution.json(),
+            "calibration": None if self.execution.residual is None else self.execution.residual.json(),
             "fits": self.fits,
             "figures": {figure.name: figure.json() for figure in self.figures},
             "time": {
@@ -212,11 +260,11 @@ def forecast(
     `failures` is a published rate by name, or failures in 1,000 node-days. Raises UserError if nothing says the
     vocabulary or the accelerator, and as `cluster_of`, `failures_of`, `Execution.software` and `check_hot_experts`.
     """
-    run = with_known_machine(run)
+    run = with_known_machine(run if execution.residual is None else execution.residual.on_its_accelerator(run))
     cluster = cluster_of(run)
     check_hot_experts(run.model, run.parallel.ep, execution.hot_experts)
     software = execution.software(run.parallel)
-    step = step_time(run, cluster, software)
+    step = execution.step_time(run, cluster)
     rate = failures_of(failures)
     job = goodput_of(run, cluster, step.seconds, rate)
     return Forecast(
@@ -227,7 +275,7 @@ def forecast(
         schedule=schedule,
         notes=notes,
         step=step,
-        memory=memory(run, cluster, software),
+        memory=execution.memory(run, cluster),
         budget=budget_of(run, cluster.accelerator, efficiency=min(1.0, step.mfu)),
         cost=cost_of(run, cluster, step.seconds, goodput=job),
         storage=_storage(run, cluster, step.seconds),

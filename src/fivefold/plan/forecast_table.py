@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fivefold.plan.figures import BASES
+from fivefold.plan.figures import meanings
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.memory import CATEGORIES, GIB
 from fivefold.plan.overview import short
@@ -58,7 +58,7 @@ def model_line(found: Forecast) -> str:
 def lines_of(found: Forecast) -> list[str]:
     """All of it."""
     rows = [(figure.title, figure.text, figure.error_text, figure.basis) for figure in found.figures]
-    used = {figure.basis for figure in found.figures}
+    residual = found.execution.residual
     return [
         f"run {found.run.name} on {headline(found)}",
         model_line(found),
@@ -70,9 +70,10 @@ def lines_of(found: Forecast) -> list[str]:
         "",
         *memory_lines(found),
         found.short_verdict(),
+        *([] if residual is None else ["", *residual.lines()]),
         "",
         f"error: {error_line(found)}",
-        *(f"{basis}: {meaning}" for basis, meaning in BASES.items() if basis in used),
+        *meanings(found.figures),
         *(f"assumption: {sentence}" for sentence in found.assumptions()),
         *(f"note: {note}" for note in found.notes),
     ]
@@ -113,4 +114,6 @@ def error_line(found: Forecast) -> str:
         f"nine of ten were within {bar.p90:.0%}, in the mean {bar.mean:.1%} off ({bar.rows} rows, {bar.of})"
         for bar in sorted(bars, key=lambda bar: bar.of, reverse=True)
     ]
+    if found.execution.residual is not None:
+        said.append(f"nobody tried what is {found.execution.residual.calibration.word}")
     return "; ".join(said) or "no published runs are near enough to say how far off this is"

@@ -14,7 +14,7 @@ from fivefold.errors import UserError
 from fivefold.pages import document
 from fivefold.plan import page_chart
 from fivefold.plan.explain import explanation
-from fivefold.plan.figures import BASES, Figure
+from fivefold.plan.figures import Figure, meanings
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.forecast_table import error_line, headline, model_line
 from fivefold.plan.page_memory import memory_bars
@@ -70,8 +70,7 @@ def _body(found: Forecast) -> Iterator[str]:
     yield f'<div class="wide">{scaling_curves(found.scaling)}</div>{scaling_table(found.scaling)}'
     yield "<h2>Assumptions</h2><ul>"
     yield from (f"<li>{escape(sentence)}</li>" for sentence in (*found.assumptions(), *found.notes))
-    used = {figure.basis for figure in found.figures}
-    yield from (f"<li>{basis}: {escape(meaning)}</li>" for basis, meaning in BASES.items() if basis in used)
+    yield from (f"<li>{escape(line)}</li>" for line in meanings(found.figures))
     yield "</ul><details><summary>Each figure's formula with its numbers</summary><pre>"
     yield escape("\n".join(explanation(found)))
     yield "</pre></details>"

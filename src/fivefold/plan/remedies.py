@@ -18,8 +18,7 @@ from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution
-from fivefold.plan.memory import GIB, memory
-from fivefold.plan.time import step_time
+from fivefold.plan.memory import GIB
 
 Change = Callable[[Run], Run]
 Way = list[Change]
@@ -93,12 +92,11 @@ class _Remedies:
         """None if the changed run is illegal, or does not fit either."""
         if not self._legal(run):
             return None
-        software = self._execution.software(run.parallel)
         try:
-            found = memory(run, self._cluster, software)
+            found = self._execution.memory(run, self._cluster)
             if not found.fits:
                 return None
-            seconds = step_time(run, self._cluster, software).seconds
+            seconds = self._execution.step_time(run, self._cluster).seconds
         except UserError:
             return None
         return Remedy(self._flags(run), found.worst.needed / GIB, seconds)

@@ -16,8 +16,6 @@ from fivefold.plan.cluster import cluster_of
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.failures import Failures
 from fivefold.plan.lasting import calendar_days
-from fivefold.plan.memory import memory
-from fivefold.plan.time import step_time
 
 FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """Of dp."""
@@ -66,11 +64,10 @@ def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float, execut
     )
     if broken := check(changed, gpus, LEGALITY):
         return Point(gpus, dp, why=broken[0])
-    software = execution.software(run.parallel)
     try:
         cluster = cluster_of(changed)
-        step = step_time(changed, cluster, software)
-        fits = memory(changed, cluster, software).fits
+        step = execution.step_time(changed, cluster)
+        fits = execution.memory(changed, cluster).fits
     except UserError as error:
         return Point(gpus, dp, why=str(error))
     return Point(
