@@ -197,6 +197,12 @@ def test_rules_of_training_do_not_count_and_those_of_the_layout_do() -> None:
         planned(seq_len=1_048_576)
 
 
+def test_formats_that_this_version_does_not_multiply_in_are_noted() -> None:
+    (note,) = planned(linear="fp8-block").notes
+    assert note.startswith("precision.linear = fp8-block: this version does not run")
+    assert planned().notes == ()
+
+
 def test_the_rules_of_training_exist() -> None:
     assert {rule.name for rule in LEGALITY} >= OF_TRAINING
     assert len(FORWARD) == len(LEGALITY) - sum(rule.name in OF_TRAINING for rule in LEGALITY)

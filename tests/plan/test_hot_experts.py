@@ -164,6 +164,12 @@ def test_a_finished_run_tells_its_load_by_the_later_half_of_its_steps(tmp_path: 
     assert read_hot_experts("1.25", run) == 1.25
 
 
+def test_a_run_tells_no_load_of_ranks_that_have_all_experts(tmp_path: Path) -> None:
+    folder = counted(tmp_path / "run", {"1": [12, *[4] * 29, 0, 0]})
+    with pytest.raises(UserError, match=r"give parallel\.ep, for which the load of a rank is counted, or a number"):
+        read_hot_experts(str(folder), mixed(ep=1))
+
+
 @pytest.mark.parametrize(
     ("steps", "words"),
     [([], "has no counts"), ([{"1": [3, 5]}], "counts the choices of 2 experts, and the model has 32")],

@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from fivefold.config.files import ConfigError
-from fivefold.config.rules import FORWARD, check, with_world
+from fivefold.config.rules import FORWARD, NOT_YET, broken_rules, check, with_world
 from fivefold.config.run import Recompute, Run
 from fivefold.hardware.rule import ACCELERATOR
 from fivefold.model.spec import forward_flops_per_token, parameters
@@ -236,7 +236,7 @@ def _notes(run: Run, sequences: int) -> list[str]:
     """What is legal, and should be known."""
     size, dp = run.batch.global_size, run.parallel.dp
     assert dp != "auto", "the ranks are known"
-    found = []
+    found = [rule.says(run) for rule in broken_rules(run, NOT_YET) if "precision.moments" not in rule.about]
     if size % dp:
         found.append(f"{size:,} sequences on dp {dp:,}: the busiest shares have {sequences:,}, others fewer or none")
     return found

@@ -59,4 +59,9 @@ def _counted(folder: Path, run: Run) -> float:
     if moe is None or moe.experts != len(layers[0]):
         has = "none" if moe is None else f"{moe.experts}"
         raise UserError(f"{file} counts the choices of {len(layers[0])} experts, and the model has {has}")
+    if ep == 1:
+        raise UserError(
+            f"with parallel.ep = 1 every rank has all experts, so {file} makes none of them hotter; give parallel.ep, "
+            "for which the load of a rank is counted, or a number"
+        )
     return fmean(rank_load(counts, ep) for counts in layers)
