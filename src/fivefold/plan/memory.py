@@ -9,6 +9,7 @@ built. Imports no torch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -199,7 +200,8 @@ class _Walk:
     def _moments(self, rank: int, stages: tuple[int, ...]) -> Iterator[tuple[str, Bytes]]:
         actions = self._actions[rank]
         always = _sum(*(self._state.always(self._parts[stage]) for stage in stages))
-        left = {stage: sum(a.kind in "BW" and a.stage == stage for a in actions) for stage in stages}
+        backwards = Counter(stage for kind, stage, _ in actions if kind in "BW")
+        left = {stage: backwards[stage] for stage in stages}
         for action, come, activations in fullest(actions, levels(actions, self._sizes), left):
             others = (
                 self._state.between(self._parts[other], other in come.begun, other in come.over)

@@ -29,18 +29,24 @@ def fullest(actions: Sequence[Action], held: Iterable[Level], left: dict[int, in
     `left` are the backwards that each stage has before it.
     """
     begun, over = frozenset[int](), frozenset(stage for stage, count in left.items() if not count)
-    peaks: dict[tuple[str, int, Come], tuple[int, Action, float]] = {}
-    before = 0.0
+    peaks: dict[tuple[str, int, int, bool], tuple[int, Action, float, frozenset[int], frozenset[int]]] = {}
+    most: dict[tuple[str, int, int, bool], float] = {}
+    changes, before = 0, 0.0
     for number, (action, level) in enumerate(zip(actions, held, strict=True)):
         kind, stage, _ = action
-        come = Come(begun, over, left[stage] == 1)
-        activations = max(level.during, before)
-        if activations > peaks.get((kind, stage, come), (0, action, -1.0))[2]:
-            peaks[kind, stage, come] = number, action, activations
+        during, after = level
+        activations = during if during > before else before
+        alike = kind, stage, changes, left[stage] == 1
+        if activations > most.get(alike, -1.0):
+            most[alike] = activations
+            peaks[alike] = number, action, activations, begun, over
         if kind in "BW":
             left[stage] -= 1
-            begun = begun if stage in begun else begun | {stage}
-            over = over if left[stage] else over | {stage}
-        before = level.after
-    ordered = sorted((*found, come) for (_, _, come), found in peaks.items())
-    return [(action, come, activations) for _, action, activations, come in ordered]
+            if stage not in begun or not left[stage]:
+                changes += 1
+                begun, over = begun | {stage}, over if left[stage] else over | {stage}
+        before = after
+    return [
+        (action, Come(begun, over, last), activations)
+        for (_, _, _, last), (_, action, activations, begun, over) in sorted(peaks.items(), key=lambda peak: peak[1][0])
+    ]
