@@ -25,7 +25,7 @@ from fivefold.plan.planned import plan
 from fivefold.plan.quantities import percent, time
 from fivefold.plan.residual import Residual, parts_measured, terms_of
 from fivefold.plan.run_measured import RunMeasured, read_run
-from fivefold.plan.time import COMMUNICATION, StepTime, step_time
+from fivefold.plan.time import StepTime, step_time
 
 FAR = 2.0
 """A factor of computation beyond which the formulas do not describe the run."""
@@ -120,26 +120,28 @@ def part_factors(found: RunMeasured, step: StepTime) -> tuple[dict[str, Factor],
             f"computation took {value:.3g} x what is predicted: small operations, a slow host, or something that the "
             "formulas do not know; for another size the factor may be another"
         )
-    unknown = [name for name in COMMUNICATION if parts.get(name) and name not in factors]
+    unknown = [
+        name for name, seconds in parts.items() if seconds and name not in (*COMPUTATION, *factors) and name != "bubble"
+    ]
     if unknown:
         seconds = sum(parts[name] for name in unknown)
-        twice = max(0.0, _computation(parts, factors, measured, communication=2.0))
+        twice = max(0.0, _computation(parts, factors, measured, others=2.0))
         notes.append(
             f"{', '.join(unknown)} not measured apart: as predicted, {time(seconds)} or "
-            f"{percent(seconds / step.seconds)} of the predicted step; if it took twice as long, the factor of "
+            f"{percent(seconds / step.seconds)} of the predicted step; if that took twice as long, the factor of "
             f"computation would be {twice:.3f}"
         )
     return {"computation": Factor(value, _how(parts, factors, measured))} | factors, notes
 
 
 def _computation(
-    parts: Mapping[str, float], factors: Mapping[str, Factor], measured: float, communication: float = 1.0
+    parts: Mapping[str, float], factors: Mapping[str, Factor], measured: float, others: float = 1.0
 ) -> float:
     """The factor of computation with which the parts sum to the measured step, idle time in proportion to what ranks
-    wait for; communication without a factor takes `communication` times as long as predicted."""
+    wait for; what is no computation and has no factor takes `others` times as long as predicted."""
     unknown = {name: seconds for name, seconds in parts.items() if name in COMPUTATION and name not in factors}
     known = {
-        name: seconds * (factors[name].value if name in factors else communication)
+        name: seconds * (factors[name].value if name in factors else others)
         for name, seconds in parts.items()
         if name not in unknown and name != "bubble"
     }

@@ -13,14 +13,14 @@ from typing import Any
 from fivefold.config.run import Run
 from fivefold.pipeline.measured import Measured
 from fivefold.pipeline.of_run import microbatches_of
-from fivefold.plan.calibration import ENDS, ESTIMATED, Calibration
+from fivefold.plan.calibration import COMPUTATION, ENDS, ESTIMATED, Calibration
 from fivefold.plan.forecast_table import PARTS
 from fivefold.plan.formats import compute_format, product_format
 from fivefold.plan.memory import GIB, Memory
 from fivefold.plan.quantities import count, percent, time
 from fivefold.plan.run_measured import RunMeasured
 from fivefold.plan.table import table_lines
-from fivefold.plan.time import COMMUNICATION, StepTime
+from fivefold.plan.time import StepTime
 
 HEAD = ("of the run", "predicted", "measured", "ratio", "")
 
@@ -143,9 +143,9 @@ def _why_not(name: str, found: RunMeasured) -> str:
     """Why a part of a step was not measured."""
     if name == "bubble" and found.pipeline is not None:
         return "see idle pipeline"
-    if name in COMMUNICATION:
-        return "not measured: the run does not time it apart"
-    return "not measured: the run does not time single operations"
+    if name in COMPUTATION:
+        return "not measured: the run does not time single operations"
+    return "not measured: the run does not time it apart"
 
 
 def _actions(run: Run, record: Measured, step: StepTime) -> Iterator[Term]:

@@ -87,7 +87,8 @@ def read_run(text: str) -> RunMeasured:
         )
     run = load_run(folder / RUN_FILE, rules=())
     try:
-        lines, events = read_metrics(folder / METRICS), read_events(folder / EVENTS)
+        lines = [line for line in read_metrics(folder / METRICS) if isinstance(line.get("step"), int)]
+        events = read_events(folder / EVENTS)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
     return _measured(folder, run, lines, events)
@@ -97,7 +98,7 @@ def _measured(
     folder: Path, run: Run, lines: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> RunMeasured:
     start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("kind") in STARTS), {})
-    began, device = start.get("step", 0), start.get("device")
+    began, device = start.get("step") or 0, start.get("device")
     own = [line for line in lines if _number(line.get("step_s")) and line["step"] > began]
     if not own:
         raise UserError(f"{folder / METRICS} has no step yet that its newest start trained; calibrate with it later")
