@@ -75,8 +75,8 @@ def test_the_interval_of_a_rate_is_that_of_its_time(tight: Forecast) -> None:
     assert slow.interval is not None
     assert slow.value is not None
     low, high = slow.interval
-    assert low == pytest.approx(slow.value / 1.11)
-    assert high == pytest.approx(slow.value / 0.89)
+    assert low == pytest.approx(slow.value / (1 + accuracy.STEP_TIME.p90))
+    assert high == pytest.approx(slow.value / (1 - accuracy.STEP_TIME.p90))
     assert fast.interval == pytest.approx((2048 * 8192 / high, 2048 * 8192 / low))
 
 
