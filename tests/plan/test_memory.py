@@ -68,32 +68,46 @@ TWO = ("--batch.global_size", "2")
 LONG = ("--parallel.cp", "2", "--recompute.mode", "full", "--model.context", "262144")
 BF16 = ("--precision.master", "bf16", "--precision.moments", "bf16", "--precision.reduce", "bf16")
 EIGHT = ("--parallel.pp", "2", "--data.seq_len", "4096", "--batch.global_size", "8", "--parallel.schedule")
+DENSE, EXPERTS = "dense16.yaml", "moe6.yaml"
 MEASURED = {
-    "one GPU": (1, 79.9, ()),
-    "selective": (1, 74.8, ("--recompute.mode", "selective")),
-    "full": (1, 69.7, ("--recompute.mode", "full")),
-    "ZeRO 2": (2, 55.5, ("--parallel.zero", "2", *TWO)),
-    "ZeRO 3": (2, 48.0, ("--parallel.zero", "3", *TWO)),
-    "tp 2": (2, 48.8, ("--parallel.tp", "2", "--batch.micro_size", "2", *TWO)),
-    "cp 2": (2, 41.0, ("--data.seq_len", "32768", *LONG)),
-    "cp 2, long": (2, 77.1, ("--data.seq_len", "262144", "--parallel.cp_method", "ulysses", *LONG)),
-    "1f1b": (2, 33.1, (*EIGHT, "1f1b", *BF16)),
-    "zb-h1": (2, 33.2, (*EIGHT, "zb-h1", *BF16)),
-    "zb-v": (2, 35.1, (*EIGHT, "zb-v", "--parallel.chunks", "2", *BF16)),
-    "zb-v in fp32": (2, 54.3, (*EIGHT, "zb-v", "--parallel.chunks", "2")),
+    "one GPU": (DENSE, 1, 79.9, ()),
+    "selective": (DENSE, 1, 74.4, ("--recompute.mode", "selective")),
+    "full": (DENSE, 1, 68.9, ("--recompute.mode", "full")),
+    "two microbatches": (DENSE, 1, 94.9, TWO),
+    "two sequences": (DENSE, 1, 79.9, ("--data.seq_len", "4096", "--batch.micro_size", "2", *TWO)),
+    "16k": (DENSE, 1, 69.7, ("--data.seq_len", "16384", "--model.context", "16384", "--recompute.mode", "full")),
+    "states in bf16": (DENSE, 1, 53.6, BF16),
+    "tied": (DENSE, 1, 73.1, ("--model.tied", "true")),
+    "activations offloaded": (DENSE, 1, 68.9, ("--offload", '["activations"]')),
+    "optimizer offloaded": (DENSE, 1, 46.1, ("--offload", '["optimizer"]')),
+    "both offloaded": (DENSE, 1, 29.2, ("--offload", '["optimizer", "parameters"]')),
+    "ZeRO 2": (DENSE, 2, 55.5, ("--parallel.zero", "2", *TWO)),
+    "ZeRO 3": (DENSE, 2, 48.0, ("--parallel.zero", "3", *TWO)),
+    "tp 2": (DENSE, 2, 48.8, ("--parallel.tp", "2", "--batch.micro_size", "2", *TWO)),
+    "cp 2": (DENSE, 2, 41.0, ("--data.seq_len", "32768", *LONG)),
+    "cp 2, long": (DENSE, 2, 77.1, ("--data.seq_len", "262144", "--parallel.cp_method", "ulysses", *LONG)),
+    "1f1b": (DENSE, 2, 33.1, (*EIGHT, "1f1b", *BF16)),
+    "zb-h1": (DENSE, 2, 33.2, (*EIGHT, "zb-h1", *BF16)),
+    "zb-v": (DENSE, 2, 35.1, (*EIGHT, "zb-v", "--parallel.chunks", "2", *BF16)),
+    "zb-v in fp32": (DENSE, 2, 54.3, (*EIGHT, "zb-v", "--parallel.chunks", "2")),
+    "experts": (EXPERTS, 1, 67.1, ()),
+    "experts, full": (EXPERTS, 1, 67.1, ("--recompute.mode", "full")),
+    "experts, two microbatches": (EXPERTS, 1, 78.6, ("--batch.global_size", "4")),
 }
-"""GPUs, the allocator's peak in GiB on H200s (docs/speed.md), and flags of `benchmarks/dense16.yaml`."""
+"""Run file in `benchmarks/`, GPUs, the allocator's peak in GiB on H200s (docs/planner.md), and flags."""
+VOCABULARIES = {DENSE: "128256", EXPERTS: "151936"}
 
 
 def benchmark(file: str, gpus: int, *flags: str) -> Memory:
-    run = plan(Run.load(BENCHMARKS / file, ["--gpu", "h200", "--gpus", str(gpus), *flags])).run
+    machine = ["--gpu", "h200", "--gpus", str(gpus), "--model.vocab", VOCABULARIES[file]]
+    run = plan(Run.load(BENCHMARKS / file, [*machine, *flags])).run
     return ours(run, cluster_of(run))
 
 
 @pytest.mark.parametrize("layout", MEASURED)
-def test_our_peak_is_within_3_percent_of_the_allocators(layout: str) -> None:
-    gpus, measured, flags = MEASURED[layout]
-    assert benchmark("dense16.yaml", gpus, *flags).worst.allocated / GIB == pytest.approx(measured, rel=0.03)
+def test_our_peak_is_within_2_and_a_half_percent_of_the_allocators(layout: str) -> None:
+    file, gpus, measured, flags = MEASURED[layout]
+    assert benchmark(file, gpus, *flags).worst.allocated / GIB == pytest.approx(measured, rel=0.025)
 
 
 def test_several_ranks_keep_the_buffer_into_which_the_last_unit_was_gathered() -> None:
@@ -101,13 +115,6 @@ def test_several_ranks_keep_the_buffer_into_which_the_last_unit_was_gathered() -
     alone, shared = (benchmark("dense16.yaml", gpus, *TWO, "--parallel.zero", "2").worst.parts for gpus in (1, 2))
     assert not alone["communication"]
     assert shared["communication"] == (128256 + 1) * 4096 * 2
-
-
-def test_experts_take_what_was_measured() -> None:
-    """73.5 GiB, when a step of one microbatch still kept all gathered weights to its end, 8.1 GiB."""
-    worst = benchmark("moe6.yaml", 1).worst
-    kept = worst.allocated - worst.parts["gathered_weights"] + 2 * worst.held.whole
-    assert kept / GIB == pytest.approx(73.5, rel=0.03)
 
 
 @pytest.fixture(scope="module")

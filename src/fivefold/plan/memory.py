@@ -181,7 +181,8 @@ class _Walk:
     def __init__(self, run: Run, software: Software) -> None:
         self._state: State = state_of(run, software)
         self._stages: list[Stage] = _stages(run, software)
-        self._parts = [Parts([unit.held for unit in stage.units]) for stage in self._stages]
+        whole = run.model.tied and len(self._stages) == 1
+        self._parts = [Parts([unit.held for unit in stage.units], tied=whole) for stage in self._stages]
         self._actions, self._placement = _actions(run)
         self._sizes = sizes_of(stage.sizes for stage in self._stages)
 

@@ -69,8 +69,10 @@ NOTHING = Held()
 class Parts:
     """The units of a stage in forward order, and sums over stretches of them."""
 
-    def __init__(self, units: Sequence[Held]) -> None:
+    def __init__(self, units: Sequence[Held], tied: bool = False) -> None:
+        """`tied` if the last unit computes with the weight of the first."""
         self.units = tuple(units)
+        self.tied = units[0] if tied else NOTHING
         self._sums = tuple(accumulate(units, initial=NOTHING))
         self.all = self._sums[-1]
 
@@ -81,6 +83,10 @@ class Parts:
     def since(self, unit: int) -> Held:
         """This unit and all behind it."""
         return self.all - self.before(unit)
+
+    def begun_before(self, unit: int) -> Held:
+        """What is in front of this unit and has a gradient of the last one already, when this one's backward runs."""
+        return self.tied if 0 < unit < len(self.units) else NOTHING
 
     def one(self, unit: int) -> Held:
         """This unit; nothing behind the last one."""

@@ -105,15 +105,15 @@ class Fsdp:
     def during(self, parts: Parts, moment: Moment) -> Bytes:
         """What is gathered, what is summed, and the gradients of the unit and of the one that is being reduced."""
         unit = moment.unit
-        behind = parts.since(unit + 1)
-        begun = parts.since(unit) if moment.first else parts.all
+        behind, early = parts.since(unit + 1), parts.begun_before(unit)
+        begun = parts.since(unit) + early if moment.first else parts.all
         sending = self._unreduced(parts.one(unit + 1))
         if self._through_step:
             reduced = behind if moment.last else NOTHING
             waits = self._unreduced(begun) - self._unreduced(reduced) + sending * moment.last
         else:
             reduced = behind if moment.first else parts.all
-            waits = max(sending, self._ending(parts.one(unit)))
+            waits = max(sending, self._ending(parts.one(unit))) + self._compute * self._elsewhere(early)
         return {
             "gathered_weights": self._gathered(parts, moment) * self._compute,
             "gradients": self._summed(begun) + self._reduced(reduced),
@@ -123,17 +123,18 @@ class Fsdp:
 
     def head_gradient(self, parts: Parts, first: bool) -> float:
         """It is made with the loss, in at least fp32 unless it goes to a sum."""
-        head = parts.units[-1].dense
+        head = parts.units[-1].dense + parts.tied.dense
         if self._alone[0] or self._through_step:
             return head * self._reduce * first
         return head * max(4, self._reduce)
 
     def _gathered(self, parts: Parts, moment: Moment) -> float:
-        """Elements: with ZeRO 3 the unit and the next one, else all, in a step's last backward those that it has yet to
-        come to."""
+        """Elements: with ZeRO 3 the unit, the next one and a table that the head needs too, else all, in a step's last
+        backward those that it has yet to come to."""
         here = min(moment.unit, len(parts.units) - 1)
         if self._zero == 3:
-            return (parts.before(here + 1) - parts.before(max(0, here - 1))).whole
+            throughout = parts.tied.whole if here > 1 else 0.0
+            return (parts.before(here + 1) - parts.before(max(0, here - 1))).whole + throughout
         return (parts.before(here + 1) if moment.last else parts.all).whole
 
     def _summed(self, held: Held) -> float:
