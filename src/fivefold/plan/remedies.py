@@ -18,6 +18,7 @@ from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution
+from fivefold.plan.fitting import memory_if_it_fits
 from fivefold.plan.memory import GIB
 
 Change = Callable[[Run], Run]
@@ -93,8 +94,8 @@ class _Remedies:
         if not self._legal(run):
             return None
         try:
-            found = self._execution.memory(run, self._cluster)
-            if not found.fits:
+            found = memory_if_it_fits(run, self._cluster, self._execution)
+            if found is None:
                 return None
             seconds = self._execution.step_time(run, self._cluster).seconds
         except UserError:

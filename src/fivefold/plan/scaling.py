@@ -15,6 +15,7 @@ from fivefold.errors import UserError
 from fivefold.plan.cluster import cluster_of
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.failures import Failures
+from fivefold.plan.fitting import memory_if_it_fits
 from fivefold.plan.lasting import calendar_days
 
 FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -67,7 +68,7 @@ def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float, execut
     try:
         cluster = cluster_of(changed)
         step = execution.step_time(changed, cluster)
-        fits = execution.memory(changed, cluster).fits
+        fits = memory_if_it_fits(changed, cluster, execution) is not None
     except UserError as error:
         return Point(gpus, dp, why=str(error))
     return Point(
