@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.plan.runs import llama_405b
 
 from fivefold.config.run import Cluster as Machines
 from fivefold.config.run import Recompute, Run
@@ -14,6 +13,7 @@ from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.fitting import memory_if_it_fits
 from fivefold.plan.planned import plan
+from tests.plan.runs import llama_405b
 
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {},

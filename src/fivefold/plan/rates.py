@@ -152,7 +152,8 @@ def _clock(accelerator: Accelerator) -> float:
 
 
 def _odd_heads(run: Run) -> bool:
-    """Heads a rank beyond 8 that 8 does not divide, of several sequences, or a head size that 8 does not divide: batched
-    products run slowly."""
+    """Heads a rank beyond 8 that 8 does not divide, of several sequences, or a head size that 8 does not divide.
+
+    Batched products then run slowly."""
     heads = run.model.heads / run.parallel.tp
     return (run.batch.micro_size > 1 and heads > 8 and heads % 8 != 0) or run.model.head_size % 8 != 0
