@@ -16,9 +16,9 @@ import argparse
 import json
 from pathlib import Path
 
-from fivefold.plan import fit
 from fivefold.plan.constants import FILE
-from fivefold.plan.published import read_rows
+from fivefold.plan.published import fit
+from fivefold.plan.published.rows import read_rows
 from fivefold.plan.software import UNFUSED
 
 

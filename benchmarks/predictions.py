@@ -19,7 +19,7 @@ from layouts import HERE, Row, measure
 
 from fivefold import Run, plan
 from fivefold.plan.forecast import Forecast
-from fivefold.plan.memory import GIB
+from fivefold.plan.memory.peak import GIB
 
 VOCABULARIES = {"dense16.yaml": 128_256, "moe6.yaml": 151_936}
 """Of the random tokens of each run file."""

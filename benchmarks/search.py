@@ -15,7 +15,7 @@ from pathlib import Path
 from fivefold.config.models import preset_fields
 from fivefold.config.run import Batch, Cluster, Data, Model, Parallel, Recompute, Run, Source
 from fivefold.plan.cluster import cluster_of
-from fivefold.plan.search import search
+from fivefold.plan.search.best import search
 
 RUNS = {
     "bloom": ("bloom-176b", {"vocab": 250880}, "a100-sxm-80gb", 384, 2048, Batch(global_size=2048, micro_size=2),

@@ -12,7 +12,7 @@ from fivefold.cli import commands
 from fivefold.errors import UserError
 from fivefold.near import did_you_mean, near_names
 from fivefold.plan.budget import state_named
-from fivefold.plan.failures import failures_of
+from fivefold.plan.goodput.failures import failures_of
 from fivefold.plan.software import stack
 
 SCHEDULES = ["naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v"]

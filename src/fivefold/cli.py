@@ -217,7 +217,7 @@ def plan(
         return
     forecast = planned.forecast(execution=execution_of(planned.run, software, hot, calibrate))
     if html is not None:
-        from fivefold.plan.page import write_page
+        from fivefold.plan.page.document import write_page
 
         click.echo(f"{write_page(forecast, html)} is the plan of {file}", err=True)
     if as_json:
@@ -232,7 +232,7 @@ def plan(
 def _forward(run: Run, software: str | None, hot: str | None, explain: bool, as_json: bool) -> int:
     """Tells a run's forward pass; the exit code is 3 if it does not fit."""
     from fivefold.plan.execution import execution_of
-    from fivefold.plan.forward import forward
+    from fivefold.plan.forward.forecast import forward
 
     found = forward(run, execution_of(run, software, hot))
     if as_json:
@@ -248,7 +248,7 @@ def _forward(run: Run, software: str | None, hot: str | None, explain: bool, as_
 def _search(run: Run, execution: Execution, write: Path | None, as_json: bool) -> int:
     """Searches a run's layouts; the exit code is 3 if none fits."""
     from fivefold.plan.cluster import cluster_of
-    from fivefold.plan.search import search
+    from fivefold.plan.search.best import search
 
     found = search(run, cluster_of(run), execution, say=lambda line: click.echo(line, err=True))
     if as_json:
@@ -267,7 +267,7 @@ def _search(run: Run, execution: Execution, write: Path | None, as_json: bool) -
 @click.option("--json", "as_json", is_flag=True, help="Print all of it, with each prediction, as JSON.")
 def validate_plan(file: Path | None, leave_one_out: bool, as_json: bool) -> None:
     """Tell how far the planner is off on published runs; by default those that ship with it."""
-    from fivefold.plan.validate import validate
+    from fivefold.plan.published.validate import validate
 
     found = validate(file, leave_one_out, say=lambda line: click.echo(line, err=True))
     if as_json:

@@ -19,7 +19,7 @@ from fivefold.hardware.entry import entry_of, faults, read_entry, write_entry
 from fivefold.hardware.stopwatch import Stopwatch
 from fivefold.launch.bench import lines, start_bench
 from fivefold.plan.cluster import cluster
-from fivefold.plan.network import Group, collective_seconds, constants_of
+from fivefold.plan.time.network import Group, collective_seconds, constants_of
 from tests.ranks import Crew, crew
 
 CPU = torch.device("cpu")

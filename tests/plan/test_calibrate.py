@@ -22,10 +22,10 @@ from fivefold.pipeline.of_run import schedule_of_run
 from fivefold.pipeline.simulate import simulate
 from fivefold.pipeline.text import to_csv
 from fivefold.pipeline.times import Times
-from fivefold.plan.calibration import COMPUTATION, ESTIMATED, microbatch_seconds
+from fivefold.plan.calibration.factors import COMPUTATION, ESTIMATED, microbatch_seconds
 from fivefold.plan.execution import execution_of
 from fivefold.plan.forecast import Forecast
-from fivefold.plan.memory import GIB
+from fivefold.plan.memory.peak import GIB
 from fivefold.plan.planned import plan
 from tests.plan.runs import small_run
 from tests.train.conftest import trainer_in
@@ -289,7 +289,7 @@ def test_what_is_no_run_and_what_does_not_go_together_is_one_message(tmp_path: P
 
 
 def test_a_plan_that_names_no_gpu_is_for_the_one_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fivefold.plan.calibrate.local_accelerator", lambda: None)
+    monkeypatch.setattr("fivefold.plan.calibration.calibrate.local_accelerator", lambda: None)
     monkeypatch.setattr("fivefold.plan.forecast.local_accelerator", lambda: None)
     folder = trained(tmp_path / "run", run_of(dp=8), 1.0)
     assert predicted(run_of(dp=8, gpu="auto"), folder).cluster.accelerator.name == "H100-SXM-80GB"

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from fivefold.plan.constants import FAMILY_LIMIT, FILE, FITTED_FAMILIES, GENERATION_LIMIT, constants
-from fivefold.plan.fit import PRIORS, gaps
-from fivefold.plan.memory_overhead import EXPANDABLE, overhead_of
-from fivefold.plan.published import read_rows
+from fivefold.plan.memory.overhead import EXPANDABLE, overhead_of
+from fivefold.plan.published.fit import PRIORS, gaps
+from fivefold.plan.published.rows import read_rows
 from fivefold.plan.software import GENERATIONS, UNFUSED, stack
 from tests.plan.runs import small_run
 

@@ -11,8 +11,8 @@ from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_name
 from fivefold.plan.cluster import cluster
 from fivefold.plan.cost import Cost, cost, cost_of
-from fivefold.plan.failures import failures_of, spares_for
-from fivefold.plan.goodput import THREE_TIERS, Tier, goodput
+from fivefold.plan.goodput.failures import failures_of, spares_for
+from fivefold.plan.goodput.formulas import THREE_TIERS, Tier, goodput
 from tests.plan.runs import llama_405b
 
 LLAMA = failures_of("llama3")

@@ -11,7 +11,7 @@ from fivefold.config.run import Cluster as Machines
 from fivefold.config.run import Recompute, Run
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.execution import OURS, Execution
-from fivefold.plan.fitting import memory_if_it_fits
+from fivefold.plan.memory.fits import memory_if_it_fits
 from fivefold.plan.planned import plan
 from tests.plan.runs import llama_405b
 

@@ -9,13 +9,13 @@ import pytest
 
 from fivefold.config.run import Checkpoint, Cluster, Precision, Run
 from fivefold.errors import UserError
-from fivefold.plan import accuracy
 from fivefold.plan.figures import BASES
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.forecast_table import time_rows
-from fivefold.plan.memory import memory
+from fivefold.plan.memory.peak import memory
 from fivefold.plan.planned import plan
-from fivefold.plan.time import step_time
+from fivefold.plan.published import accuracy
+from fivefold.plan.time.step import step_time
 from tests.plan.runs import SMALL, llama_405b, small_run
 from tests.plan.test_ranks import MIXTURE
 

@@ -19,8 +19,8 @@ from fivefold.errors import UserError
 from fivefold.model.spec import forward_flops_per_token, layer_shapes, parameters
 from fivefold.plan.constants import constants
 from fivefold.plan.execution import Execution
-from fivefold.plan.forward import Forward, forward
-from fivefold.plan.time import step_time
+from fivefold.plan.forward.forecast import Forward, forward
+from fivefold.plan.time.step import step_time
 
 DENSE = Model(layers=8, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=32000, context=32768)
 MIXED = DENSE.model_copy(update={"moe": Experts(experts=16, top_k=2, ffn=2048, dense_layers=1)})

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.errors import UserError
-from fivefold.plan.failures import (
+from fivefold.plan.goodput.events import LEMON_SHAPE, Fleet, Progress, Simulated, simulate_goodput
+from fivefold.plan.goodput.failures import (
     LLAMA_3_CAUSES,
     RATES,
     failures_of,
@@ -22,7 +23,7 @@ from fivefold.plan.failures import (
     poisson_quantile,
     spares_for,
 )
-from fivefold.plan.goodput import (
+from fivefold.plan.goodput.formulas import (
     THREE_TIERS,
     Tier,
     best_interval,
@@ -35,7 +36,6 @@ from fivefold.plan.goodput import (
     tiers_first_order,
     young_interval,
 )
-from fivefold.plan.goodput_events import LEMON_SHAPE, Fleet, Progress, Simulated, simulate_goodput
 from fivefold.plan.quantities import count
 
 LLAMA = failures_of("llama3")

@@ -17,13 +17,13 @@ from fivefold.plan.cluster import cluster_of
 from fivefold.plan.constants import constants
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.hot_experts import rank_load, read_hot_experts
-from fivefold.plan.layer_time import LayerTimes
-from fivefold.plan.memory import memory
-from fivefold.plan.memory_own import OwnLayers
-from fivefold.plan.rates import Rates
+from fivefold.plan.memory.own_layers import OwnLayers
+from fivefold.plan.memory.peak import memory
 from fivefold.plan.software import STACKS
-from fivefold.plan.time import StepTime, step_time
-from fivefold.plan.work import Sizes, Work, layer_work
+from fivefold.plan.time.layers import LayerTimes
+from fivefold.plan.time.rates import Rates
+from fivefold.plan.time.step import StepTime, step_time
+from fivefold.plan.time.work import Sizes, Work, layer_work
 from tests.plan.runs import small_run
 
 MODEL = Model(

@@ -12,10 +12,10 @@ from fivefold.hardware.catalogue import by_name
 from fivefold.hardware.entry import accelerator_of
 from fivefold.plan.cluster import cluster
 from fivefold.plan.constants import constants
-from fivefold.plan.rates import Rates
 from fivefold.plan.software import stack
-from fivefold.plan.time import step_time
-from fivefold.plan.work import Operation, Shape
+from fivefold.plan.time.rates import Rates
+from fivefold.plan.time.step import step_time
+from fivefold.plan.time.work import Operation, Shape
 from tests.plan.runs import small_run
 
 SHAPES = ((8192, 8192, 8192), (8192, 6144, 4096), (8192, 28672, 4096))

@@ -16,10 +16,10 @@ from fivefold.config.run import Batch, Experts, Model, Precision, Recompute
 from fivefold.hardware.catalogue import by_name
 from fivefold.pipeline.layer_bytes import BYTES
 from fivefold.plan.cluster import Cluster, cluster_of
-from fivefold.plan.memory import CATEGORIES, GIB, Memory, memory
-from fivefold.plan.memory_layers import StackLayers
+from fivefold.plan.memory.layers import StackLayers
+from fivefold.plan.memory.peak import CATEGORIES, GIB, Memory, memory
 from fivefold.plan.planned import plan
-from fivefold.plan.published import Row, read_rows
+from fivefold.plan.published.rows import Row, read_rows
 from fivefold.plan.software import STATES, UNFUSED, Software, fivefold, stack
 from tests.plan.runs import SMALL, llama_405b, small_run
 

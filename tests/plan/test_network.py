@@ -10,7 +10,7 @@ from fivefold.hardware.accelerator import Collective, Measured
 from fivefold.hardware.catalogue import by_name
 from fivefold.parallel.grid import Grid
 from fivefold.plan.cluster import Cluster, cluster
-from fivefold.plan.network import (
+from fivefold.plan.time.network import (
     Group,
     Groups,
     Kind,

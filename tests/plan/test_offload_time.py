@@ -14,8 +14,8 @@ from fivefold.hardware.catalogue import by_name
 from fivefold.model.spec import parameters
 from fivefold.pipeline.layer_bytes import LayerCount
 from fivefold.plan.cluster import Cluster, cluster
-from fivefold.plan.offload_time import UPDATE, WEIGHTS
-from fivefold.plan.time import step_time
+from fivefold.plan.time.offload import UPDATE, WEIGHTS
+from fivefold.plan.time.step import step_time
 
 ONE = cluster(by_name("h200"), 1)
 TWO = cluster(by_name("h200"), 2)

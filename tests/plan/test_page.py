@@ -16,7 +16,7 @@ import pytest
 from fivefold.config.run import Recompute
 from fivefold.errors import UserError
 from fivefold.plan.forecast import Forecast
-from fivefold.plan.page import page, write_page
+from fivefold.plan.page.document import page, write_page
 from fivefold.plan.planned import plan
 from tests.plan.test_forecast import large, small
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fivefold.errors import UserError
-from fivefold.plan.published import Row, States, read_rows, row_of
-from fivefold.plan.row_run import network, split
+from fivefold.plan.published.rows import Row, States, read_rows, row_of
+from fivefold.plan.published.run import network, split
 from fivefold.plan.software import COMPILED, ENGINE, FLASH, LATEST, UNFUSED
 
 ROW: dict[str, Any] = {

@@ -22,11 +22,11 @@ from fivefold.config.run import Cluster as Asked
 from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_name
 from fivefold.plan.cluster import Cluster, cluster
-from fivefold.plan.memory import memory
-from fivefold.plan.search import Found, search
-from fivefold.plan.search_space import SCHEDULES, Zero, degrees, run_of, schedules
+from fivefold.plan.memory.peak import memory
+from fivefold.plan.search.best import Found, search
+from fivefold.plan.search.space import SCHEDULES, Zero, degrees, run_of, schedules
 from fivefold.plan.software import fivefold
-from fivefold.plan.time import step_time
+from fivefold.plan.time.step import step_time
 
 DENSE = Model(layers=4, hidden=1024, heads=8, kv_heads=4, ffn=4096, vocab=32000)
 MIXED = Model(

@@ -23,10 +23,10 @@ from fivefold.pipeline.named import make_schedule
 from fivefold.pipeline.stage_bytes import StageBytes, sizes_of
 from fivefold.plan.cluster import cluster
 from fivefold.plan.execution import Execution
-from fivefold.plan.memory import memory
-from fivefold.plan.search_bounds import LeastMemory, least_seconds, lightest, waiting, without_end
-from fivefold.plan.search_space import SCHEDULES, Degrees, degrees, run_of, schedules
-from fivefold.plan.time import step_time
+from fivefold.plan.memory.peak import memory
+from fivefold.plan.search.bounds import LeastMemory, least_seconds, lightest, waiting, without_end
+from fivefold.plan.search.space import SCHEDULES, Degrees, degrees, run_of, schedules
+from fivefold.plan.time.step import step_time
 
 EXPERTS = Experts(experts=8, top_k=2, ffn=512, shared=1, dense_layers=2)
 DENSE = Model(layers=16, hidden=1024, heads=16, kv_heads=8, ffn=4096, vocab=8000)

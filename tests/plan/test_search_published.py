@@ -17,10 +17,10 @@ from fivefold.config.rules import LEGALITY, check
 from fivefold.config.run import Batch, Data, Model, Parallel, Precision, Recompute, Run, Source
 from fivefold.config.run import Cluster as Asked
 from fivefold.plan.cluster import cluster_of
-from fivefold.plan.memory import memory
-from fivefold.plan.search_space import Degrees, degrees, run_of, schedules
+from fivefold.plan.memory.peak import memory
+from fivefold.plan.search.space import Degrees, degrees, run_of, schedules
 from fivefold.plan.software import stack
-from fivefold.plan.time import step_time
+from fivefold.plan.time.step import step_time
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fivefold.plan.published import read_rows, sources
-from fivefold.plan.source_names import WIDTH, short_names
+from fivefold.plan.published.rows import read_rows, sources
+from fivefold.plan.published.source_names import WIDTH, short_names
 
 REPOSITORY = "someone/benchmarks scripts/training/results/of/the/year/README.md section"
 

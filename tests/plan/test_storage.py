@@ -12,7 +12,7 @@ from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_name
 from fivefold.parallel.grid import Grid
 from fivefold.plan.cluster import Cluster, cluster
-from fivefold.plan.goodput import THREE_TIERS, Tier
+from fivefold.plan.goodput.formulas import THREE_TIERS, Tier
 from fivefold.plan.storage import (
     checkpoint_size,
     nodes_that_read_a_token,

@@ -15,9 +15,9 @@ from fivefold.pipeline.named import make_schedule, placement_of
 from fivefold.pipeline.simulate import simulate
 from fivefold.pipeline.times import Times
 from fivefold.plan.cluster import Cluster, cluster
-from fivefold.plan.pipeline_time import pipeline_seconds
 from fivefold.plan.software import STACKS, Software, stack
-from fivefold.plan.time import StepTime, step_time
+from fivefold.plan.time.pipeline import pipeline_seconds
+from fivefold.plan.time.step import StepTime, step_time
 
 
 def step(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fivefold.errors import UserError
-from fivefold.plan import accuracy
-from fivefold.plan.published import SHIPPED, read_rows
-from fivefold.plan.validate import MOE, OTHER, STEP_TIME, Errors, Prediction, Validation, validate
+from fivefold.plan.published import accuracy
+from fivefold.plan.published.rows import SHIPPED, read_rows
+from fivefold.plan.published.validate import MOE, OTHER, STEP_TIME, Errors, Prediction, Validation, validate
 
 
 @pytest.fixture(scope="module")

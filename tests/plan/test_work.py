@@ -11,7 +11,7 @@ from fivefold.config.models import preset_fields, preset_names
 from fivefold.config.run import Batch, Data, Model, Parallel, Run
 from fivefold.model.spec import EXPERTS, forward_flops_per_token, layer_shapes
 from fivefold.plan.software import STACKS, fivefold
-from fivefold.plan.work import Sizes, Work, keys_a_query, layer_work, stage_works
+from fivefold.plan.time.work import Sizes, Work, keys_a_query, layer_work, stage_works
 
 
 def run_of(model: Model, micro: int = 1, seq_len: int = 512, **parallel: int) -> Run:

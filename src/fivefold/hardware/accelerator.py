@@ -31,7 +31,7 @@ class Collective:
     kind: str
     ranks: int
     bytes: float
-    """As `fivefold.plan.network` counts them."""
+    """As `fivefold.plan.time.network` counts them."""
     seconds: float
 
 

@@ -1,6 +1,6 @@
 """Timing what ranks exchange: each collective inside a node in several sizes, and the network between nodes.
 
-The process group exists already. Sizes are counted as `fivefold.plan.network` counts them. Imports torch.
+The process group exists already. Sizes are counted as `fivefold.plan.time.network` counts them. Imports torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The budget of a model before any layout: what its state weighs, what its training computes, how many GPUs that is.
 
 Textbook arithmetic, to be done on the back of an envelope and here with every step shown; what a layout really takes is
-`memory.py` and `time.py`. Imports no torch.
+`memory/peak.py` and `time/step.py`. Imports no torch.
 """
 
 from __future__ import annotations

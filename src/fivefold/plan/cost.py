@@ -13,7 +13,7 @@ from typing import Any
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
-from fivefold.plan.goodput import Goodput
+from fivefold.plan.goodput.formulas import Goodput
 from fivefold.plan.quantities import DAY, HOUR, count, formula, not_negative, positive, time, whole
 
 PUE = 1.2

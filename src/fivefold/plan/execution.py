@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fivefold.config.run import Model, Parallel, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
-from fivefold.plan.memory import Memory, memory
+from fivefold.plan.memory.peak import Memory, memory
 from fivefold.plan.software import Software, fivefold, stack
-from fivefold.plan.time import StepTime, step_time
+from fivefold.plan.time.step import StepTime, step_time
 
 if TYPE_CHECKING:
-    from fivefold.plan.residual import Residual
+    from fivefold.plan.calibration.residual import Residual
 
 OWN = "fivefold"
 """This project, by its name among the stacks."""
@@ -99,7 +99,7 @@ def execution_of(
     stack(name)
     hot, residual = 1.0, None
     if calibrate is not None:
-        from fivefold.plan.calibrate import calibrated, counted_load
+        from fivefold.plan.calibration.calibrate import calibrated, counted_load
 
         if name != OWN:
             raise UserError(f"a run of this project says nothing of {name}; leave --software or --calibrate out")

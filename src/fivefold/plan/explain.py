@@ -12,11 +12,11 @@ from fivefold.plan.constants import constants
 from fivefold.plan.figures import Figure
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.forecast_table import PARTS, error_line, headline, model_line
-from fivefold.plan.formats import product_format
-from fivefold.plan.memory import GIB, RankMemory
+from fivefold.plan.memory.peak import GIB, RankMemory
 from fivefold.plan.quantities import formula, rate, time
-from fivefold.plan.rates import Rates
 from fivefold.plan.software import Software
+from fivefold.plan.time.formats import product_format
+from fivefold.plan.time.rates import Rates
 
 
 def explanation(found: Forecast) -> list[str]:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fivefold.plan.accuracy import Bar
-from fivefold.plan.formats import product_format
-from fivefold.plan.memory import GIB
+from fivefold.plan.memory.peak import GIB
+from fivefold.plan.published.accuracy import Bar
 from fivefold.plan.quantities import DAY, count, formula, percent, rate, size, time
+from fivefold.plan.time.formats import product_format
 
 if TYPE_CHECKING:
     from fivefold.plan.forecast import Forecast

@@ -14,24 +14,24 @@ from fivefold.config.run import Run
 from fivefold.hardware.local import local_accelerator
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
-from fivefold.plan import accuracy
-from fivefold.plan.accuracy import Bar
 from fivefold.plan.basis import rates_basis, rates_sentence
 from fivefold.plan.budget import Budget, budget_of
-from fivefold.plan.calibration import Calibration
+from fivefold.plan.calibration.factors import Calibration
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.cost import Cost, cost_of
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
-from fivefold.plan.failures import Failures, failures_of
 from fivefold.plan.figures import Figure, figures_of
-from fivefold.plan.lasting import goodput_of, own_tier
-from fivefold.plan.memory import GIB, Memory
+from fivefold.plan.goodput.failures import Failures, failures_of
+from fivefold.plan.goodput.lasting import goodput_of, own_tier
+from fivefold.plan.memory.peak import GIB, Memory
+from fivefold.plan.published import accuracy
+from fivefold.plan.published.accuracy import Bar
 from fivefold.plan.quantities import plain, time
 from fivefold.plan.remedies import TRIED, Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, saved, storage_of
-from fivefold.plan.time import StepTime
+from fivefold.plan.time.step import StepTime
 from fivefold.plan.vocabulary import with_vocabulary
 
 SCHEMA = 1

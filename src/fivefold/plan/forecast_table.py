@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fivefold.plan.figures import meanings
 from fivefold.plan.forecast import Forecast
-from fivefold.plan.memory import CATEGORIES, GIB
+from fivefold.plan.memory.peak import CATEGORIES, GIB
 from fivefold.plan.overview import short
 from fivefold.plan.quantities import percent, time
 from fivefold.plan.table import long_table_lines, table_lines

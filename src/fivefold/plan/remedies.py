@@ -18,8 +18,8 @@ from fivefold.config.run import RECOMPUTE_MODES, Recompute, Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution
-from fivefold.plan.fitting import memory_if_it_fits
-from fivefold.plan.memory import GIB
+from fivefold.plan.memory.fits import memory_if_it_fits
+from fivefold.plan.memory.peak import GIB
 
 Change = Callable[[Run], Run]
 Way = list[Change]

@@ -14,9 +14,9 @@ from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import cluster_of
 from fivefold.plan.execution import OURS, Execution
-from fivefold.plan.failures import Failures
-from fivefold.plan.fitting import memory_if_it_fits
-from fivefold.plan.lasting import calendar_days
+from fivefold.plan.goodput.failures import Failures
+from fivefold.plan.goodput.lasting import calendar_days
+from fivefold.plan.memory.fits import memory_if_it_fits
 
 FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
 """Of dp."""

@@ -74,7 +74,7 @@ class Software:
     dropout: bool = False
     """Whether attention's probabilities and the residual updates have dropout."""
     selective: frozenset[str] = frozenset({"norm", "activation", "rope"})
-    """What selective recompute does again: names of parts of a layer (`work.py`), `attention` with its products."""
+    """What selective recompute does again: parts of a layer by name (`time/work.py`), `attention` with its products."""
     overlaps_gradients: bool = True
     """Whether the reduction of gradients and the gathering of parameters run beside computation."""
     tp_overlap: Literal["none", "backward", "all"] = "none"

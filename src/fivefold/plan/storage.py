@@ -18,7 +18,7 @@ from fivefold.model.spec import vocabulary
 from fivefold.parallel.grid import Grid
 from fivefold.pipeline.stage_bytes import master_bytes
 from fivefold.plan.cluster import Cluster
-from fivefold.plan.goodput import THREE_TIERS, Tier
+from fivefold.plan.goodput.formulas import THREE_TIERS, Tier
 from fivefold.plan.quantities import count, formula, not_negative, positive, rate, size, time, whole
 
 STALL_A_GIB = 0.02
