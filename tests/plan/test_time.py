@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,7 @@ from fivefold.plan.cluster import Cluster, cluster
 from fivefold.plan.software import STACKS, Software, stack
 from fivefold.plan.time.pipeline import pipeline_seconds
 from fivefold.plan.time.step import StepTime, step_time
+from fivefold.plan.time.work import Communication, Sizes, layer_work
 
 
 def step(
@@ -136,6 +138,63 @@ def test_a_slow_network_costs_zero_3_more_than_zero_1() -> None:
     once, reduced, gathered = (step("llama-3-8b", slow, dp=64, zero=zero, batch=512) for zero in (1, 2, 3))
     assert gathered.seconds > 1.3 * once.seconds
     assert gathered.parts["zero"] > 1.5 * reduced.parts["zero"]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_replicas_sum_their_pieces_over_the_network_once_a_step(zero: int) -> None:
+    """A rank's eighth of the fp32 gradients over 8 nodes: 7.0 GB there and back, of which a backward hides little."""
+
+    def seconds(nic: float, batch: int) -> float:
+        machines = gpus("h100", 64, nic)
+        return step("llama-3-8b", machines, dp=64, replicate=1 if zero == 0 else 8, zero=zero, batch=batch).seconds
+
+    slower = seconds(1, 64) - seconds(400, 64)
+    pieces = 2 * 7 / 8 * 8.03e9 * 4 / 8 / (1e9 / 8 * 0.7961)
+    if zero == 2 or zero == 3:
+        assert slower == pytest.approx(pieces, rel=0.05)
+    assert slower > 0.9 * pieces
+    assert seconds(1, 128) - seconds(400, 128) == pytest.approx(slower, rel=0.02)
+
+
+def test_more_tokens_never_take_less_time_however_little_is_hidden() -> None:
+    """ZeRO 3 gathers weights and reduces gradients beside one and the same backward, not each beside all of it."""
+    times = [step("llama-3-8b", gpus("h100", 8), seq_len=n, zero=3, dp=8).seconds for n in (128, 256, 512, 1024, 2048)]
+    assert times == sorted(times)
+
+
+def test_only_software_that_sends_a_row_once_a_node_has_less_to_send() -> None:
+    """Of 8 experts a token on 8 nodes 5.25 nodes are reached, so that 0.66 of the rows cross the network."""
+    machines = gpus("h100", 64, 50)
+    each, once = (
+        step("qwen3-30b-a3b", machines, replace(stack("fivefold"), ep_once_a_node=once), 4096, 256, dp=64, ep=64)
+        for once in (False, True)
+    )
+    reached = 8 * (1 - (7 / 8) ** 8)
+    assert not stack("fivefold").ep_once_a_node
+    assert once.parts["ep"] / each.parts["ep"] == pytest.approx(reached / 8, rel=0.03)
+
+
+def test_a_ring_sends_keys_and_values_twice_in_backward_and_ulysses_all_heads_once() -> None:
+    """Bytes by hand of a layer of Llama 3 8B on a rank of cp 4: 4,096 positions, 32 heads of 128 and 8 for keys."""
+
+    def work(method: Any) -> Communication:
+        run = Run(
+            name="long",
+            steps=1,
+            model=Model.model_validate(dict(preset_fields("llama-3-8b").value)),
+            data=Data(train=[], seq_len=16384),
+            batch=Batch(global_size=1, micro_size=1),
+            parallel=Parallel(cp=4, cp_method=method),
+        )
+        (found,) = (
+            each for each in layer_work(Sizes.of(run, stack("fivefold")), 0).communications if each.axis == "cp"
+        )
+        return found
+
+    ring, heads = work("ring"), work("ulysses")
+    assert (ring.kind, ring.bytes, ring.backward) == ("all-gather", 16384 * 2 * 8 * 128 * 2, 2)
+    assert (heads.kind, heads.bytes) == ("all-to-all", 4096 * 2 * (32 + 8) * 128 * 2)
+    assert heads.bytes * heads.backward == 4096 * (3 * 32 + 2 * 8) * 128 * 2
 
 
 def test_tokens_for_experts_of_other_nodes_cross_a_slow_network_slowly() -> None:

@@ -87,6 +87,8 @@ class Software:
     (DeepSpeed's pipeline of 2022); else each sends its part, and sending and receiving happen together."""
     ep_overlap: bool = False
     """Whether the exchange of rows between experts runs beside the computation of another microbatch."""
+    ep_once_a_node: bool = False
+    """Whether of a token's rows for several experts of one node only one crosses the network (DeepEP, HybridEP)."""
     narrow_activations: bool = False
     """Whether with 8-bit products what they and the activation read is kept in 8 bits, and the experts' output, weighed
     before their last product, is not kept."""
@@ -124,9 +126,17 @@ STACKS: dict[str, Software] = {
     ),
     "fsdp-2023": Software("fsdp1", FLASH, STATES["fsdp1"], sequence_parallel=False, reduces_each_microbatch=True),
     "torchtitan-2024": Software("fsdp2", COMPILED, STATES["fsdp2"], reduces_each_microbatch=True),
-    "megatron-2025": Software("megatron", ENGINE, STATES["megatron"], tp_overlap="all", fused_accumulation=True),
+    "megatron-2025": Software(
+        "megatron", ENGINE, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_once_a_node=True
+    ),
     "megatron-2026": Software(
-        "megatron", LATEST, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_overlap=True
+        "megatron",
+        LATEST,
+        STATES["megatron"],
+        tp_overlap="all",
+        fused_accumulation=True,
+        ep_overlap=True,
+        ep_once_a_node=True,
     ),
     "deepseek-2024": Software(
         "deepseek",
@@ -135,6 +145,7 @@ STACKS: dict[str, Software] = {
         selective=frozenset({"norm", "activation", "up_projection"}),
         fused_accumulation=True,
         ep_overlap=True,
+        ep_once_a_node=True,
         narrow_activations=True,
     ),
 }

@@ -104,11 +104,7 @@ class LayerTimes:
         for each in work.communications:
             time.forward += self._left(time, each, self._once(each), FORWARD_AND_BACKWARD * attention, True)
         if self._run.parallel.zero == 3:
-            gathered = self._parameters(work, "all-gather", self.sizes.width)
-            left = self.exposed(gathered, computed, self.software.overlaps_gradients)
-            time.forward += left
-            time.hidden += gathered - left
-            _book(time, "zero", left)
+            time.forward += self._hide(time, self._parameters(work, "all-gather", self.sizes.width), computed)
         return time
 
     def _of(self, work: Work, recompute: str) -> PassTime:
@@ -154,13 +150,17 @@ class LayerTimes:
         self, time: PassTime, communications: Iterable[Communication], recompute: str, attention: float
     ) -> None:
         for each in communications:
-            once = self._once(each)
+            once, again = self._once(each), float(recompute == "full")
+            back = self._once(each._replace(bytes=each.bytes * each.backward)) if each.backward != 1 else once
             time.forward += self._left(time, each, once, attention, True)
-            time.input += self._left(time, each, once * (1 + (recompute == "full")), attention, False)
+            time.input += self._left(time, each, back + again * once, attention, False)
 
     def _once(self, communication: Communication) -> float:
         group = {"tp": self.groups.tp, "cp": self.groups.cp, "ep": self.groups.ep}[communication.axis]
-        return self.seconds(communication.kind, communication.bytes * self._distinct(communication), group)
+        once = self._once_a_node(communication)
+        return collective_seconds(
+            communication.kind, communication.bytes, group, self._cluster, self._network, once_a_node=once
+        )
 
     def _left(
         self, time: PassTime, communication: Communication, seconds: float, attention: float, forward: bool
@@ -179,7 +179,7 @@ class LayerTimes:
     ) -> list[tuple[float, bool, float]]:
         """Shares of a communication, whether each runs beside computation, and beside how many seconds of forward's."""
         if communication.axis == "cp":
-            return [(1.0, True, attention / FORWARD_AND_BACKWARD)]
+            return [(1.0, communication.kind != "all-to-all", attention / FORWARD_AND_BACKWARD)]
         overlap = self.software.tp_overlap
         if communication.axis == "ep":
             return [(1.0, self.software.ep_overlap, time.forward / 4)]
@@ -187,38 +187,37 @@ class LayerTimes:
             return [(0.5, True, time.forward / 4), (0.5, False, 0.0)]
         return [(1.0, overlap == "all", time.forward / 4)]
 
-    def _distinct(self, communication: Communication) -> float:
-        """Of rows for several experts of a node only one crosses the network: the share that is left of them.
+    def _once_a_node(self, communication: Communication) -> float | None:
+        """Where of rows for several experts of a node only one crosses the network: the share that is left of them.
 
         A router that is limited to some groups of experts reaches as large a part of the nodes at most.
         """
         moe = self._run.model.moe
         nodes = self._run.parallel.ep / max(self._cluster.domain, self._cluster.per_node)
-        if communication.axis != "ep" or moe is None or nodes <= 1:
-            return 1.0
+        if communication.axis != "ep" or moe is None or nodes <= 1 or not self.software.ep_once_a_node:
+            return None
         reached = max(1.0, nodes * moe.top_groups / moe.groups)
         return reached * (1 - (1 - 1 / reached) ** moe.top_k) / moe.top_k
 
     def _gather(self, time: PassTime, work: Work, forward: float, backward: float) -> None:
         """With ZeRO 3 a layer's parameters are gathered before each use; with 2 and 3 its gradients are sent away."""
-        zero = self._run.parallel.zero
+        zero, reduced, gathered = self._run.parallel.zero, 0.0, 0.0
         if self._run.parallel.pp == 1 and zero >= 2 and self.software.reduces_each_microbatch:
             reduced = self._parameters(work, "reduce-scatter", self.software.state.gradients)
-            left = self.exposed(reduced, backward, self.software.overlaps_gradients)
-            time.weight += left
-            time.hidden += reduced - left
-            _book(time, "zero", left)
-        if zero < 3:
-            return
-        gathered = self._parameters(work, "all-gather", self.sizes.width)
-        for against, is_forward in ((forward, True), (backward, False)):
-            left = self.exposed(gathered, against, self.software.overlaps_gradients)
-            time.hidden += gathered - left
-            _book(time, "zero", left)
-            if is_forward:
-                time.forward += left
-            else:
-                time.input += left
+        if zero == 3:
+            gathered = self._parameters(work, "all-gather", self.sizes.width)
+        time.forward += self._hide(time, gathered, forward)
+        left = self._hide(time, gathered + reduced, backward)  # on the same links, beside the same computation
+        share = gathered / (gathered + reduced) if left else 0.0
+        time.input += left * share
+        time.weight += left * (1 - share)
+
+    def _hide(self, time: PassTime, moved: float, computation: float) -> float:
+        """What is left of the exchange of parameters and gradients; it is booked."""
+        left = self.exposed(moved, computation, self.software.overlaps_gradients)
+        time.hidden += moved - left
+        _book(time, "zero", left)
+        return left
 
     def _parameters(self, work: Work, kind: Kind, width: float) -> float:
         return self.seconds(kind, work.parameters * width, self.groups.shard) + self.seconds(

@@ -114,13 +114,19 @@ class Tier(NamedTuple):
 
 
 def collective_seconds(
-    kind: Kind, bytes: float, group: Group, cluster: Cluster, constants: NetworkConstants | None = None
+    kind: Kind,
+    bytes: float,
+    group: Group,
+    cluster: Cluster,
+    constants: NetworkConstants | None = None,
+    once_a_node: float | None = None,
 ) -> float:
     """Seconds from the last rank's arrival to the end, while the cluster's other groups of this kind do the same.
 
     `bytes` are those of the whole buffer: what every rank holds before an all-reduce or a reduce-scatter, or after an
     all-gather; what each rank has for all others and itself together in an all-to-all; one message of a send, which
-    goes to the next rank of the group and, where some next rank is on another node, over the network.
+    goes to the next rank of the group and, where some next rank is on another node, over the network. With
+    `once_a_node` that share of an all-to-all's bytes for other nodes crosses the network, and is spread inside a node.
     """
     constants = constants or constants_of(cluster.accelerator)
     tiers = tiers_of(group, cluster)
@@ -132,7 +138,7 @@ def collective_seconds(
         return constants.start + hops[-1] + bytes / (outer.lane * _share(kind, outer, constants))
     if kind == "all-to-all":
         messages = sum(hop * tier.peers for hop, tier in zip(hops, tiers, strict=True))
-        slowest = max(tier.peers / (tier.lane * _share(kind, tier, constants)) for tier in tiers)
+        slowest = max(_peers(tier, group, once_a_node) / (tier.lane * _share(kind, tier, constants)) for tier in tiers)
         return constants.start + messages / MESSAGES_AT_ONCE + bytes / group.size * slowest
     rounds = 2 if kind == "all-reduce" else 1
     latency = rounds * sum(hop * _steps(kind, tier.crossings) for hop, tier in zip(hops, tiers, strict=True))
@@ -144,6 +150,16 @@ def bus_bandwidth(kind: Kind, group: Group, cluster: Cluster, constants: Network
     """bytes/s of a ring at each rank, on average: the slowest tier's lanes together; infinite for a single rank."""
     constants = constants or constants_of(cluster.accelerator)
     return min((_bus(kind, tier, constants) for tier in tiers_of(group, cluster)), default=inf)
+
+
+def _peers(tier: Tier, group: Group, once_a_node: float | None) -> float:
+    """Members of a group to whose number the bytes are in proportion that an all-to-all moves through a tier.
+
+    What crosses the network once for several members of a node is spread among them: all that is not for a rank itself.
+    """
+    if once_a_node is None:
+        return tier.peers
+    return tier.peers * once_a_node if tier.name == "nic" else group.size * tier.peers / (tier.peers + 1)
 
 
 def _bus(kind: Kind, tier: Tier, constants: NetworkConstants) -> float:

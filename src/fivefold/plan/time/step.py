@@ -200,18 +200,18 @@ def _ends(
     zero, groups, state = parallel.zero, layers.groups, software.state
     reduction = 0.0
     reduced_before = zero >= 2 and software.reduces_each_microbatch and parallel.pp == 1
-    for held, shard, replicate in (
+    for held, shard, copies in (
         (dense[rank], groups.shard, groups.replicate),
-        (experts[rank], groups.expert_shard, None),
+        (experts[rank], groups.expert_shard, Group(1)),
     ):
         gradients = held * state.gradients
-        if zero == 0 or (replicate is not None and parallel.replicate > 1):
-            whole = (
-                shard if replicate is None or replicate.size == 1 else Group(shard.size * replicate.size, shard.stride)
-            )
-            reduction += layers.seconds("all-reduce", gradients, whole) if not reduced_before or zero == 0 else 0.0
-        elif not reduced_before:
-            reduction += layers.seconds("reduce-scatter", gradients, shard)
+        if zero == 0:
+            every = Group(shard.size * copies.size, shard.stride)
+            reduction += layers.seconds("all-reduce", gradients, every)
+        else:
+            if not reduced_before:
+                reduction += layers.seconds("reduce-scatter", gradients, shard)
+            reduction += layers.seconds("all-reduce", gradients / shard.size, copies)  # once a step, like the update
         if zero in (1, 2):
             reduction += layers.seconds("all-gather", held * layers.sizes.width, shard)
     window = _window(parallel.pp, parallel.chunks, passes) if software.overlaps_gradients else 0.0

@@ -50,13 +50,15 @@ class Operation(NamedTuple):
 
 
 class Communication(NamedTuple):
-    """One collective of a layer in forward; backward has its mirror image of the same size."""
+    """One collective of a layer in forward; backward has its mirror image."""
 
     name: str
     kind: Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send"]
     axis: Axis
     bytes: float
     """Of the whole tensor on one rank: what is gathered, or what is there to be reduced or sent."""
+    backward: float = 1.0
+    """Bytes in backward, over those."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class Sizes:
     """Whether attention writes its scores to memory."""
     hot: float = 1.0
     """Rows that the rank of ep gets, over the mean: those of the busiest one."""
+    by_heads: bool = False
+    """Whether the ranks of cp swap positions for heads (ulysses), instead of passing keys and values on."""
 
     @classmethod
     def of(cls, run: Run, software: Software) -> Sizes:
@@ -110,6 +114,7 @@ class Sizes:
             software.dropout,
             software.generation == UNFUSED,
             software.hot_experts,
+            run.parallel.cp_method == "ulysses",
         )
 
     @property
@@ -222,9 +227,9 @@ def _grouped(sizes: Sizes, layer: int) -> Work:
     operations += [rope] if model.position == "rope" and model.activation == "swiglu" else []
     operations += _core(sizes, keys_a_query(model, sizes.seq_len, layer), heads / tp, kv / tp, size, size)
     operations.append(_linear(sizes, "output", "output", sizes.tokens, model.hidden, heads * size / tp))
-    ring = 2 * sizes.tokens * sizes.cp * max(kv / tp, 1) * size * sizes.width
     parameters = (exact + heads * size / tp) * model.hidden
-    return Work(tuple(operations), (*_over_tp(sizes, "attention"), *_over_cp(sizes, ring)), parameters)
+    over_cp = _over_cp(sizes, 2 * heads / tp * size, 2 * max(kv / tp, 1) * size)
+    return Work(tuple(operations), (*_over_tp(sizes, "attention"), *over_cp), parameters)
 
 
 def _latent(sizes: Sizes, mla: LatentAttention) -> Work:
@@ -248,11 +253,11 @@ def _latent(sizes: Sizes, mla: LatentAttention) -> Work:
         *_core(sizes, sizes.seq_len / 2, heads, heads, key, mla.value),
         _linear(sizes, "output", "output", tokens, model.hidden, heads * mla.value),
     ]
-    ring = tokens * sizes.cp * heads * (key + mla.value) * sizes.width
     parameters = model.hidden * (mla.kv_rank + mla.rotated + heads * mla.value)
     parameters += mla.kv_rank * heads * (mla.plain + mla.value)
     parameters += heads * key * (mla.q_rank or model.hidden) + (mla.q_rank or 0) * model.hidden
-    return Work(tuple(operations), (*_over_tp(sizes, "attention"), *_over_cp(sizes, ring)), parameters)
+    over_cp = _over_cp(sizes, heads * (key + mla.value), heads * (key + mla.value))
+    return Work(tuple(operations), (*_over_tp(sizes, "attention"), *over_cp), parameters)
 
 
 def _core(sizes: Sizes, keys: float, heads: float, kv_heads: float, key: float, value: float) -> list[Operation]:
@@ -369,6 +374,16 @@ def _over_tp(sizes: Sizes, name: str) -> tuple[Communication, ...]:
     )
 
 
-def _over_cp(sizes: Sizes, bytes: float) -> tuple[Communication, ...]:
-    """Keys and values of the whole sequence, of which a rank has its part."""
-    return (Communication("keys", "all-gather", "cp", bytes),) if sizes.cp > 1 else ()
+def _over_cp(sizes: Sizes, queries: float, keys: float) -> tuple[Communication, ...]:
+    """By the numbers of a token's query and output, and of its key and value, on one rank.
+
+    Keys and values of the whole sequence pass each rank, in backward with their gradients. By heads all four are
+    swapped for those of other positions; in backward the output, and the gradients of all four.
+    """
+    if sizes.cp == 1:
+        return ()
+    own = sizes.tokens * sizes.width
+    if sizes.by_heads:
+        back = (1.5 * queries + keys) / (queries + keys)
+        return (Communication("heads", "all-to-all", "cp", own * (queries + keys), back),)
+    return (Communication("keys", "all-gather", "cp", own * sizes.cp * keys, 2.0),)
