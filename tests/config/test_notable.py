@@ -24,7 +24,26 @@ NOTED = [
     ),
     ("tiny-llama", "--parallel.zero 2 --parallel.pp 2", "zero = 2 does nothing: with parallel.pp = 2 gradients are"),
     ("tiny-llama", "--parallel.cp_method gather", "cp_method = gather does nothing: with parallel.cp = 1"),
-    ("tiny-moe", "--routing.placement load", "routing.placement = load does nothing: it moves experts between"),
+    *(
+        ("tiny-moe", f"--routing.placement load {line}", f"routing.placement = load does nothing: {why}")
+        for line, why in [
+            ("--checkpoint.every 5", "it moves experts between the ranks of parallel.ep, which is 1"),
+            ("--checkpoint.every 5 --parallel.ep 8", "each of parallel.ep = 8 ranks has one expert of each layer"),
+            (
+                "--checkpoint.every 5 --parallel.ep 4 --model.moe.groups 4 --model.moe.top_groups 2",
+                "each of parallel.ep = 4 ranks has one of model.moe.groups = 4, whose experts stay together",
+            ),
+            ("--checkpoint.every 5 --parallel.ep 2 --model.moe.top_k 8", "model.moe.top_k = 8 sends each token to all"),
+            *(
+                (
+                    f"--checkpoint.every {every} --parallel.ep 2",
+                    f"experts move at checkpoints before the last step, and checkpoint.every = {every} writes none in "
+                    "10 steps",
+                )
+                for every in ("10", "null", "never")
+            ),
+        ]
+    ),
     (
         "tiny-moe",
         "--routing.capacity_factor 4",
@@ -65,7 +84,15 @@ SILENT = [
     ("tiny-llama", "--parallel.zero 3 --parallel.pp 2"),
     ("tiny-llama", "--parallel.cp_method gather --parallel.cp 2"),
     ("tiny-llama", "--validate.every null"),
-    ("tiny-moe", "--routing.placement load --parallel.ep 2"),
+    *(
+        ("tiny-moe", f"--routing.placement load {line}")
+        for line in (
+            "--parallel.ep 2 --checkpoint.every 9",
+            "--parallel.ep 2 --checkpoint.every 30min",
+            "--parallel.ep 2 --checkpoint.every 5 --model.moe.groups 4",
+            "--parallel.ep 4 --checkpoint.every 5 --model.moe.groups 2",
+        )
+    ),
     ("tiny-moe", "--routing.capacity_factor 3.9"),
     ("tiny-moe", "--routing.bias_rate 0 --loss.balance_sequence 0.001"),
     ("tiny-switch", "--loss.balance_global 0.01"),

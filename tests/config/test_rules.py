@@ -450,6 +450,12 @@ def test_what_follows_from_an_impossible_value_is_not_said_beside_it(unchecked: 
     assert ": it must be " in sentence
 
 
+def test_groups_of_one_expert_get_one_piece_of_advice(unchecked: Load) -> None:
+    """Beside it stood to choose more groups of them."""
+    (sentence,) = check(unchecked(*flags(f"{MOE}--model.moe.experts 7 --model.moe.groups 7")))
+    assert sentence.endswith("and a group is chosen by its two best scores; use model.moe.groups 1")
+
+
 LEGAL = [
     "--optim.clip null",
     "--optim.clip .inf",

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fivefold.cli import commands
 from fivefold.config.files import dump_run
-from fivefold.config.run import Data, Experts, Model, Run, Source
+from fivefold.config.run import Data, Experts, Loss, Model, Parallel, Routing, Run, Section, Source
 from fivefold.errors import UserError
 from fivefold.observe.curves import STRIPS, WIDTH, Curve, picture
 from fivefold.observe.heat import EDGES, shade
@@ -29,12 +29,14 @@ def line(step: int, **more: object) -> dict[str, object]:
     return {"step": step, "loss": 4.0 / step, "grad_norm": 1.0, "mfu": None, "mem_peak_gib": 0.5} | rates | more
 
 
-def a_run(folder: Path, moe: Experts | None, lines: list[dict], counts: dict[int, dict] | None = None) -> Path:
+def a_run(
+    folder: Path, moe: Experts | None, lines: list[dict], counts: dict[int, dict] | None = None, **sections: Section
+) -> Path:
     """The folder of a run."""
     model = Model(layers=2, hidden=8, heads=1, ffn=8, vocab=16, moe=moe, mtp=1 if moe else 0)
     data = Data(train=[Source(path=Path("data/x"))], seq_len=8)
     folder.mkdir(exist_ok=True)
-    (folder / "run.yaml").write_text(dump_run(Run(name="tiny", steps=20, model=model, data=data)))
+    (folder / "run.yaml").write_text(dump_run(Run(name="tiny", steps=20, model=model, data=data, **sections)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     event = {"time": "2026-01-02T03:04:05.678+00:00", "kind": "started", "message": "started <runs/tiny> & more"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
@@ -106,6 +108,32 @@ def test_curves_and_facts_are_those_of_the_lines(sparse: Path) -> None:
     assert "<td>3 at step 10; best 3 at 10</td>" in page
     assert "<td>3 a layer, 1 a token, of width 8; softmax scores; from layer 1 on</td>" in page
     assert "share of choices dropped" not in drawn, "none was"
+
+
+@pytest.mark.parametrize(
+    ("bias", "sections", "says"),
+    [
+        (False, {}, "nothing"),
+        (True, {}, "biases, rate 0.001"),
+        (True, {"routing": Routing(bias_rate=0)}, "nothing"),
+        (True, {"routing": Routing(bias_rate=0), "loss": Loss(balance_sequence=0.01)}, "balance_sequence 0.01"),
+        (
+            True,
+            {
+                "routing": Routing(bias_rate=0.02, capacity_factor=1.25, placement="load"),
+                "loss": Loss(balance_sequence=0.01, balance_global=0.5, router_z=0.1),
+                "parallel": Parallel(ep=2),
+            },
+            "biases, rate 0.02, balance_sequence 0.01, balance_global 0.5, capacity_factor 1.25, placement by load",
+        ),
+        (False, {"routing": Routing(placement="load")}, "nothing"),
+    ],
+)
+def test_all_that_balances_the_experts_is_named(tmp_path: Path, bias: bool, sections: dict, says: str) -> None:
+    """Biases that no rate moves were said to, and losses were not."""
+    moe = Experts(experts=4, top_k=1, ffn=8, bias=bias)
+    page = report(read_history(a_run(tmp_path / "tiny", moe, [line(1)], **sections)))
+    assert f"<tr><th>balanced by</th><td>{says}</td></tr>" in page
 
 
 def test_a_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(sparse: Path) -> None:

@@ -71,3 +71,14 @@ def test_groups_of_which_a_rank_has_several_move_as_a_whole():
 def test_experts_of_groups_that_ranks_cut_move_freely():
     choices = [90, 80, 70, 10, 10, 10]
     assert fullest(choices, placed_anew(choices, in_order(6), ranks=2, groups=3), 2) == pytest.approx(160 / 135)
+
+
+@pytest.mark.parametrize(("ranks", "groups", "moves"), [(4, 4, False), (8, 1, False), (2, 4, True), (4, 2, True)])
+def test_nothing_can_move_where_each_rank_has_one_expert_or_one_group(ranks, groups, moves):
+    choices = [900, 800, 500, 10, 10, 10, 400, 10]
+    assert (placed_anew(choices, in_order(8), ranks, groups) != in_order(8)) == moves
+
+
+def test_experts_of_all_groups_are_shared_out_alike_where_ranks_and_groups_do_not_divide_each_other():
+    choices = [900, 800, 10, 10, 500, 10, 400, 10, 5, 5, 5, 5]
+    assert placed_anew(choices, in_order(12), ranks=2, groups=3) == placed_anew(choices, in_order(12), ranks=2)

@@ -35,10 +35,17 @@ def _fitting_groups(experts: int) -> list[int]:
     return [groups for groups in divisors_of(experts) if groups == 1 or experts // groups > 1]
 
 
-def _whole_groups(run: Run) -> bool:
-    """Whether the groups are equal ones, and no more are chosen than there are: other rules say it if not."""
+def _groups_of_one(run: Run) -> bool:
+    """Whether each group has a single expert, of several."""
+    return run.model.moe is not None and run.model.moe.groups == run.model.moe.experts > 1
+
+
+def _sound_groups(run: Run) -> bool:
+    """Whether groups are equal, of two or more experts, and as many as are chosen: other rules say it if not."""
     moe = run.model.moe
-    return moe is not None and moe.experts % moe.groups == 0 and moe.top_groups <= moe.groups
+    if moe is None or _groups_of_one(run):
+        return False
+    return moe.experts % moe.groups == 0 and moe.top_groups <= moe.groups
 
 
 def _in_chosen_groups(run: Run) -> int:
@@ -130,7 +137,7 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(
         "a group has two best experts",
         about=("model.moe.experts", "model.moe.groups"),
-        broken=lambda run: run.model.moe is not None and run.model.moe.groups == run.model.moe.experts > 1,
+        broken=_groups_of_one,
         says=lambda run: (
             f"model.moe.groups = {_moe(run).groups} of model.moe.experts = {_moe(run).experts} have one expert each, "
             "and a group is chosen by its two best scores; "
@@ -149,7 +156,7 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(
         "the chosen groups have a token's experts",
         about=("model.moe.experts", "model.moe.top_k", "model.moe.groups", "model.moe.top_groups"),
-        broken=lambda run: _whole_groups(run) and _in_chosen_groups(run) < min(_moe(run).top_k, _moe(run).experts),
+        broken=lambda run: _sound_groups(run) and _in_chosen_groups(run) < min(_moe(run).top_k, _moe(run).experts),
         says=_say_chosen_groups,
     ),
     Rule(

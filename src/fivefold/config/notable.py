@@ -70,6 +70,25 @@ def _never_full(run: Run) -> bool:
     return moe is not None and factor is not None and factor * moe.top_k >= moe.experts
 
 
+def _why_nothing_moves(run: Run) -> str | None:
+    """Why no expert ever moves, if none does."""
+    moe, ep, every = run.model.moe, run.parallel.ep, run.checkpoint.every
+    if ep == 1:
+        return "it moves experts between the ranks of parallel.ep, which is 1"
+    if moe is not None and ep == moe.experts:
+        return f"each of parallel.ep = {ep} ranks has one expert of each layer, wherever they lie"
+    if moe is not None and ep == moe.groups:
+        return f"each of parallel.ep = {ep} ranks has one of model.moe.groups = {ep}, whose experts stay together"
+    if moe is not None and moe.top_k == moe.experts:
+        return f"model.moe.top_k = {moe.top_k} sends each token to all experts, which are even"
+    if every is None or every == "never" or (isinstance(every, int) and every >= run.total_steps):
+        return (
+            "experts move at checkpoints before the last step, and checkpoint.every = "
+            f"{'null' if every is None else every} writes none in {run.total_steps:,} steps"
+        )
+    return None
+
+
 IDLE: tuple[Rule, ...] = (
     _of_stages("parallel.schedule"),
     _of_stages("parallel.schedule_memory"),
@@ -93,9 +112,12 @@ IDLE: tuple[Rule, ...] = (
     ),
     _idle(
         "routing.placement",
-        ("parallel.ep",),
-        lambda run: run.parallel.ep == 1,
-        lambda run: "it moves experts between the ranks of parallel.ep, which is 1",
+        (
+            *("parallel.ep", "model.moe.experts", "model.moe.groups", "model.moe.top_k"),
+            *("checkpoint.every", "steps", "tokens"),
+        ),
+        _why_nothing_moves,
+        lambda run: _why_nothing_moves(run) or "",
     ),
     _idle(
         "routing.capacity_factor",

@@ -85,7 +85,7 @@ def _facts(history: History) -> list[tuple[str, str]]:
         ("loss", say(last["loss"])),
     ]
     if run.model.moe is not None:
-        facts.insert(1, ("experts", _mixture(run)))
+        facts[1:1] = [("experts", _mixture(run)), ("balanced by", _balance(run))]
     for key in history.keys("val_loss/"):
         if points := finite(history.points(key)):
             best = min(points, key=lambda point: point[1])
@@ -120,8 +120,21 @@ def _mixture(run: Run) -> str:
     assert moe is not None, "asked of a model with experts"
     shared = f" and {moe.shared} shared" if moe.shared else ""
     dense = f"; from layer {moe.dense_layers} on" if moe.dense_layers else ""
-    way = f"{moe.scores} scores{', balanced by biases' if moe.bias else ''}"
-    return f"{moe.experts} a layer, {moe.top_k}{shared} a token, of width {moe.ffn:,}; {way}{dense}"
+    return f"{moe.experts} a layer, {moe.top_k}{shared} a token, of width {moe.ffn:,}; {moe.scores} scores{dense}"
+
+
+def _balance(run: Run) -> str:
+    """What acts on the loads of experts, and of the ranks that have them."""
+    moe, loss, routing = run.model.moe, run.loss, run.routing
+    assert moe is not None, "asked of a model with experts"
+    ways = {
+        f"biases, rate {routing.bias_rate:g}": moe.bias and routing.bias_rate,
+        f"balance_sequence {loss.balance_sequence:g}": loss.balance_sequence,
+        f"balance_global {loss.balance_global:g}": loss.balance_global,
+        f"capacity_factor {routing.capacity_factor}": routing.capacity_factor is not None,
+        "placement by load": routing.placement == "load" and run.parallel.ep > 1,
+    }
+    return ", ".join(way for way, acts in ways.items() if acts) or "nothing"
 
 
 def _layout(run: Run) -> str:
