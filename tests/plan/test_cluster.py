@@ -11,7 +11,7 @@ from fivefold.config.run import Cluster as Asked
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_name
-from fivefold.plan.cluster import cluster, cluster_of
+from fivefold.plan.cluster import cluster, cluster_of, notes_on_nodes
 from tests.plan.runs import small_run
 
 
@@ -40,6 +40,25 @@ def test_a_run_that_fills_no_whole_domains_takes_an_even_share_of_each() -> None
     filled = {gpus: cluster(by_name("gb200"), gpus).filled for gpus in (8, 72, 144, 128, 256, 1000)}
     assert filled == {8: 72, 72: 72, 144: 72, 128: 64, 256: 64, 1000: 72}  # 40 of each rack would be too few
     assert cluster(by_name("h100"), 12).filled == 8
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "per_node", "tp", "said"),
+    [
+        ("h100", 512, None, 8, ()),
+        ("h100", 4, None, 4, ()),
+        ("h100", 512, 7, 1, ("512 GPUs are 73.1 nodes of 7 (cluster.gpus_per_node)",)),
+        ("h100", 512, None, 16, ("tp 16 crosses nodes of 8",)),
+        ("h100", 24, 6, 4, ("tp 4 crosses nodes of 6",)),
+        ("gb200", 144, None, 8, ()),
+        ("gb200", 128, None, 64, ()),
+        ("gb200", 144, None, 144, ("tp 144 crosses domains of 72",)),
+    ],
+)
+def test_nodes_that_are_not_filled_and_tp_beyond_a_node_are_noted(
+    gpu: str, gpus: int, per_node: int | None, tp: int, said: tuple[str, ...]
+) -> None:
+    assert notes_on_nodes(cluster(by_name(gpu), gpus, per_node), tp) == said
 
 
 def test_a_card_without_links_has_none() -> None:

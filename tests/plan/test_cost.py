@@ -55,6 +55,15 @@ def test_failures_stretch_the_days_and_spares_are_paid_for() -> None:
     assert whole.energy_kwh == pytest.approx(whole.paid_gpu_hours * 0.7 * 1.2)
 
 
+def test_a_run_that_does_not_end_has_no_days_to_pay() -> None:
+    job = goodput(failures_of(1e9), 8, [Tier("remote", 1e4, 5.0, 60.0, 1.0)])
+    endless = cost(1e9, 1e6, 1.0, 8, goodput=job, price=2.0, watts=700.0)
+    values = json.loads(json.dumps(endless.json(), allow_nan=False))
+    assert {values[name] for name in ("calendar_days", "paid_gpu_hours", "money", "energy_kwh")} == {None}
+    assert values["busy_money"] == 2.0 * values["busy_gpu_hours"] > 0
+    assert endless.explain()[-1] == "calendar time: with an ETTR below 1.0% the run would not end"
+
+
 def test_the_last_step_is_a_whole_one() -> None:
     assert [cost(tokens, 100, 1.0, 8).steps for tokens in (100, 101, 200, 3e9)] == [1, 2, 2, 30_000_000]
 
@@ -84,7 +93,7 @@ def test_every_figure_is_explained_and_goes_into_json_with_where_it_comes_from()
     values = json.loads(json.dumps(paid.json()))
     assert values["money"] == paid.money
     assert values["goodput"]["ettr"] == paid.ettr
-    assert values["basis"]["ettr"] == "catalogued"
+    assert values["basis"]["ettr"] == "assumed"
     assert values["basis"]["pue"] == "assumed"
 
 
@@ -102,10 +111,6 @@ def test_every_figure_is_explained_and_goes_into_json_with_where_it_comes_from()
         (lambda: cost(1e9, 1e6, 1.0, 8, pue=0.9), "a PUE of 0.9"),
         (lambda: cost(1e9, 1e6, 1.0, 8, spare_gpus=-8), "spare GPUs is -8"),
         (lambda: cost(1e9, 1e6, 1.0, 8, goodput=goodput(LLAMA, 16)), "goodput is that of 16 GPUs, and the run has 8"),
-        (
-            lambda: cost(1e9, 1e6, 1.0, 8, goodput=goodput(failures_of(1e9), 8, [Tier("remote", 1e4, 5.0, 60.0, 1.0)])),
-            "never gets on",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_number(wrong: Callable[[], object], says: str) -> None:

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from math import expm1
 from pathlib import Path
 
 import pytest
 
-from fivefold.config.run import Checkpoint, Cluster, Precision, Run
+from fivefold.config.models import preset_fields
+from fivefold.config.run import (
+    Batch,
+    Checkpoint,
+    Cluster,
+    Data,
+    Model,
+    Parallel,
+    Precision,
+    Recompute,
+    Run,
+    Source,
+)
 from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_name
+from fivefold.plan.basis import notes_above_peak
 from fivefold.plan.figures import BASES
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.forecast_table import time_rows
+from fivefold.plan.goodput.failures import failures_of, spares_for
+from fivefold.plan.goodput.lasting import spare_gpus
 from fivefold.plan.memory.peak import memory
+from fivefold.plan.page.scaling import scaling_table
 from fivefold.plan.planned import plan
 from fivefold.plan.published import accuracy
 from fivefold.plan.time.step import step_time
@@ -55,7 +74,9 @@ def test_the_figures_agree_with_each_other(tight: Forecast) -> None:
     assert value["mfu"] == pytest.approx(value["flops"] / (seconds * 16384 * peak), rel=2e-3)
     assert value["calendar_days"] == pytest.approx(value["busy_days"] / value["ettr"])
     assert value["money"] == pytest.approx(2.0 * value["paid_gpu_hours"])
-    assert value["paid_gpu_hours"] == pytest.approx(24 * 16384 * value["calendar_days"])
+    assert value["spare_gpus"] == spares_for(failures_of("llama3"), 16384, repair_s=86_400).gpus == 152
+    assert value["busy_gpu_hours"] == pytest.approx(24 * 16384 * value["busy_days"])
+    assert value["paid_gpu_hours"] == pytest.approx(24 * (16384 + 152) * value["calendar_days"])
     assert value["energy_kwh"] == pytest.approx(value["paid_gpu_hours"] * 0.7 * 1.2)
     assert sum(tight.step.parts.values()) == pytest.approx(value["step_seconds"])
 
@@ -129,6 +150,7 @@ def test_fewer_and_more_gpus_take_longer_and_shorter_and_more_are_less_efficient
     assert shares == sorted(shares, reverse=True)
     assert shares[2] == 1.0
     assert points[2].calendar_days == tight.figure("calendar_days").value
+    assert (points[2].spare_gpus, points[2].paid_gpu_hours) == (152, tight.figure("paid_gpu_hours").value)
     assert points[2].step_seconds == tight.step.seconds
 
 
@@ -143,26 +165,128 @@ def test_a_number_of_gpus_that_cannot_be_says_why() -> None:
 def test_machines_that_fail_more_often_make_it_longer() -> None:
     planned = plan(large())
     often, never = planned.forecast(failures=20.0), planned.forecast(failures=0.0)
+    assert often.cost.calendar_days is not None
+    assert never.cost.calendar_days is not None
     assert often.cost.calendar_days > 1.2 * never.cost.calendar_days
     assert often.cost.busy_days == never.cost.busy_days
     with pytest.raises(UserError, match="no failure rate is named"):
         planned.forecast(failures="meta")
 
 
-@pytest.mark.parametrize(
-    ("every", "words"),
-    [
-        (None, "checkpoint.every is null"),
-        ("never", "checkpoint.every is never"),
-        (100_000_000, "the run would never get on"),
-    ],
+BIG = Run(
+    name="big",
+    tokens=2e12,
+    cluster=Cluster(gpu="h100", gpus=512, price_per_gpu_hour=2.5),
+    model=Model.model_validate(preset_fields("llama-3-70b").value),
+    data=Data(train=[Source(path="none")], seq_len=8192),  # type: ignore[arg-type]
+    batch=Batch(global_size=512, micro_size=1),
+    parallel=Parallel(tp=8, pp=4),
+    recompute=Recompute(mode="selective"),
 )
-def test_a_run_whose_failures_cannot_be_counted_says_so(every: int | str | None, words: str) -> None:
-    found = plan(large(checkpoint=Checkpoint(every=every))).forecast()
-    assert any(words in sentence for sentence in found.assumptions())
-    assert found.figure("calendar_days").value == found.figure("busy_days").value
-    assert found.figure("calendar_days").basis == "calibrated"
-    assert json.dumps(found.json(), allow_nan=False)
+"""52 days of training, on machines of which one fails every four."""
+OF_THE_END = ("ettr", "calendar_days", "paid_gpu_hours", "money", "energy_kwh")
+"""Figures that failures decide."""
+
+
+def saving(every: int | str | None, run: Run = BIG) -> Forecast:
+    """The run with such checkpoints."""
+    return plan(run.model_copy(update={"checkpoint": Checkpoint(every=every)})).forecast()
+
+
+def test_the_longer_the_interval_the_more_failures_cost() -> None:
+    shares = [saving(every).cost.ettr for every in ("30min", "5d", "20d", "100d", 1_000_000, "10000d", None, "never")]
+    assert shares[:3] == pytest.approx([0.995, 0.512, 0.038], abs=1e-3)
+    assert shares[3:] == pytest.approx([3.7e-5] * 5, rel=0.05), "the whole run is lost, and no more than that"
+
+
+@pytest.mark.parametrize("every", ["100d", 1_000_000, None, "never"])
+def test_a_run_that_failures_do_not_let_end_has_words_in_place_of_figures(every: int | str | None) -> None:
+    """It was said to be never disturbed, and so to be the cheapest."""
+    found = saving(every)
+    told = json.loads(json.dumps(found.json(), allow_nan=False))
+    for name in OF_THE_END:
+        figure = told["figures"][name]
+        assert (figure["value"], figure["error"], figure["basis"]) == (None, None, "assumed")
+        assert figure["why"].startswith("a failure strikes every 4.12 days and costs all work since the start (")
+    assert told["figures"]["busy_days"]["value"] == pytest.approx(52.5, abs=0.1)
+    assert sum("would not end" in line for line in found.lines() if not line.startswith("assumption")) == 5
+    assert any(
+        sentence.startswith("the run would not end: a failure strikes every 4.12 days")
+        and f"checkpoint.every = {every or 'null'} saves none of the 52.5 days" in sentence
+        and sentence.endswith("give checkpoint.every 30min")
+        for sentence in found.assumptions()
+    )
+    here = found.scaling[2]
+    assert (here.calendar_days, here.paid_gpu_hours) == (None, None)
+    assert str(here.why).startswith("would not end: a failure strikes every 4.12 days")
+    assert "would not end" in scaling_table(found.scaling)
+
+
+def test_a_run_shorter_than_its_interval_loses_itself_and_no_more() -> None:
+    """50 steps of eight minutes in all, on machines of which one fails every three hours."""
+    run = large(steps=50, recompute=Recompute(mode="selective"))
+    first, second, none = (saving(every, run) for every in (1000, 100_000, None))
+    busy, mttf, restart = first.step.seconds * 50, first.failures.mttf(16384), 720.0
+    expected = busy / ((mttf + restart) * expm1(busy / mttf))
+    assert none.cost.ettr == pytest.approx(expected, rel=1e-6)
+    assert first.cost.ettr == second.cost.ettr == pytest.approx(expected, rel=1e-3)
+    assert 0.91 < expected < 0.93
+
+
+def test_what_failures_decide_is_assumed_and_spares_are_told(tight: Forecast) -> None:
+    found = saving("30min")
+    assert {found.figure(name).basis for name in OF_THE_END} == {"assumed"}
+    assert found.figure("spare_gpus").value == found.json()["cost"]["spare_gpus"] == 48
+    assert any("are paid for: 48" in sentence for sentence in found.assumptions())
+    safe = plan(BIG).forecast(failures=0.0)
+    assert safe.figure("spare_gpus").value == 0
+    assert "nothing fails" in safe.assumptions()
+
+
+def test_a_small_run_has_no_more_spares_than_gpus_of_its_own() -> None:
+    llama = failures_of("llama3")
+    assert [spare_gpus(llama, gpus) for gpus in (1, 4, 8, 32, 64, 512)] == [1, 4, 8, 16, 40, 48]
+
+
+def test_machines_that_fail_all_the_time_are_mended_by_no_checkpoints() -> None:
+    found = plan(BIG).forecast(failures=1e6)
+    assert any("no checkpoint.every mends it" in sentence for sentence in found.assumptions())
+
+
+def test_the_mfu_names_the_format_and_the_peak_it_is_over() -> None:
+    said = [
+        next(
+            sentence
+            for sentence in plan(BIG.model_copy(update={"precision": each})).forecast().assumptions()
+            if sentence.startswith("MFU")
+        )
+        for each in (Precision(), Precision(linear="fp8-block"))
+    ]
+    assert [each.rsplit(" over ")[1] for each in said] == [
+        "the dense peak in bf16, 989 TFLOP/s",
+        "the dense peak in fp8, 1,979 TFLOP/s",
+    ]
+
+
+def test_a_run_faster_than_the_peak_says_that_the_peak_is_wrong() -> None:
+    run, own = small_run(dp=1), by_name("h100")
+    low = replace(own, name="own", peak={"bf16": 1e12}, matmul={"bf16": 1e12})
+    assert notes_above_peak(run, own, 1.0) == ()
+    assert notes_above_peak(run, low, 1.698) == (
+        "an MFU of 169.8%: the run is faster than the measured peak of own in bf16, 1 TFLOP/s; run `fivefold bench` "
+        "again on an idle machine",
+    )
+    assert "correct peak_tflops" in notes_above_peak(run, own, 1.2)[0]
+
+
+def test_nodes_that_are_not_filled_are_noted_and_counted_once() -> None:
+    found = plan(BIG.model_copy(update={"cluster": Cluster(gpu="h100", gpus=512, gpus_per_node=7)})).forecast()
+    said = "512 GPUs are 73.1 nodes of 7 (cluster.gpus_per_node), and tp 8 crosses nodes of 7"
+    assert said in found.notes
+    text = "\n".join(found.explain())
+    assert "1,000 days / (512 / 8 x 3.789)" in text
+    assert "(64 x" not in text
+    assert saving("30min").notes == plan(BIG).notes
 
 
 def test_experts_have_error_bars_of_their_own() -> None:

@@ -106,11 +106,26 @@ def test_without_failures_only_the_stalls_are_lost_and_with_endless_ones_everyth
         goodput(failures_of(5e7), 16_384, [Tier("remote", 10_800.0, 5.0, 600.0, 1.0)]).calendar_days(3)
 
 
+def test_a_job_that_gets_on_in_less_than_a_hundredth_of_its_time_does_not_end() -> None:
+    seldom, often = (goodput(LLAMA, 512, [Tier("a", days * 86_400.0, 0.0, 600.0, 1.0)]) for days in (20, 52.55))
+    assert (seldom.ends, often.ends) == (True, False)
+    assert often.ettr == pytest.approx(3.7e-5, rel=0.02)
+    with pytest.raises(UserError, match="never gets on"):
+        often.calendar_days(52.55)
+
+
 def test_days_of_training_become_calendar_days() -> None:
     job = goodput(LLAMA, 16_384, three_tiers(0.75))
     assert job.calendar_days(50) == pytest.approx(50 / job.ettr)
     text = "\n".join(job.explain())
-    for figure in ("3.789", "(2,048 x 3.789)", "3.09 h", "0.5/300 + 2/1800 + 5/10800", "75.0%", f"= {job.ettr:.4f}"):
+    for figure in (
+        "3.789",
+        "(16,384 / 8 x 3.789)",
+        "3.09 h",
+        "0.5/300 + 2/1800 + 5/10800",
+        "75.0%",
+        f"= {job.ettr:.4f}",
+    ):
         assert figure in text
 
 

@@ -18,6 +18,7 @@ from fivefold.errors import UserError
 from fivefold.plan.forecast import Forecast
 from fivefold.plan.page.document import page, write_page
 from fivefold.plan.planned import plan
+from fivefold.plan.quantities import count
 from tests.plan.test_forecast import large, small
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -139,10 +140,11 @@ def test_the_time_of_a_step_is_shown_by_its_parts(seen: dict[str, Any], told: di
 
 def test_the_scaling_is_shown_as_the_json_has_it(seen: dict[str, Any], told: dict[str, Any]) -> None:
     assert len(seen["scaling"]) == len(told["scaling"]) == 5
-    for (gpus, dp, seconds, days, efficiency, _), point in zip(seen["scaling"], told["scaling"], strict=True):
+    for (gpus, dp, seconds, days, hours, efficiency, _), point in zip(seen["scaling"], told["scaling"], strict=True):
         assert (number(gpus), number(dp)) == (point["gpus"], point["dp"])
         assert number(seconds) == pytest.approx(point["step_seconds"], rel=6e-3)
         assert number(days) == pytest.approx(point["calendar_days"], rel=1e-3)
+        assert hours == count(point["paid_gpu_hours"])
         assert number(efficiency) == pytest.approx(point["efficiency"], abs=6e-4)
     places = [x for _, x in seen["points"]]
     assert [gpus for gpus, _ in seen["points"]] == 2 * [point["gpus"] for point in told["scaling"]]

@@ -48,6 +48,11 @@ class Cluster:
         }
 
     @property
+    def nearby(self) -> int:
+        """Accelerators that exchange without the network: a node's, or of links that reach over nodes a domain's."""
+        return self.filled if self.domain > self.per_node else self.per_node
+
+    @property
     def filled(self) -> int:
         """Accelerators of each domain that the run takes: all, unless the links reach over several nodes.
 
@@ -60,6 +65,22 @@ class Cluster:
         least = domain * 3 // 4
         even = (count for count in range(domain, least - 1, -1) if not (count % self.per_node or self.gpus % count))
         return next(even, domain)
+
+
+def notes_on_nodes(cluster: Cluster, tp: int) -> tuple[str, ...]:
+    """What should be known of the nodes: that the accelerators do not fill them, or that tp reaches beyond one."""
+    gpus, node = cluster.gpus, cluster.per_node
+    uneven = gpus > node and gpus % node != 0
+    crosses = gpus > cluster.nearby and cluster.nearby % tp != 0
+    said = [
+        *([f"{gpus:,} GPUs are {gpus / node:,.1f} nodes of {node:,} (cluster.gpus_per_node)"] if uneven else []),
+        *(
+            [f"tp {tp} crosses {'nodes' if cluster.domain <= node else 'domains'} of {cluster.nearby:,}"]
+            if crosses
+            else []
+        ),
+    ]
+    return (", and ".join(said),) if said else ()
 
 
 def cluster_of(run: Run) -> Cluster:

@@ -13,8 +13,8 @@ from typing import Any
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
-from fivefold.plan.goodput.formulas import Goodput
-from fivefold.plan.quantities import DAY, HOUR, count, formula, not_negative, positive, time, whole
+from fivefold.plan.goodput.formulas import LEAST, Goodput
+from fivefold.plan.quantities import DAY, HOUR, count, formula, not_negative, percent, positive, time, whole
 
 PUE = 1.2
 """Power usage effectiveness, what a data centre draws for each watt of its computers: an assumption, give your own.
@@ -32,7 +32,8 @@ class Cost:
     spare_gpus: int = 0
     """That stand ready and are paid for too."""
     ettr: float = 1.0
-    """Useful time / calendar time; 1 if failures are left out."""
+    """Useful time / calendar time; 1 if failures are left out. Below `LEAST` the run does not end, and what follows
+    from its end is None."""
     price: float | None = None
     """Money for a GPU and hour; None leaves money out."""
     watts: float | None = None
@@ -52,19 +53,21 @@ class Cost:
         return self.steps * self.step_seconds / HOUR * self.gpus
 
     @property
-    def calendar_days(self) -> float:
+    def calendar_days(self) -> float | None:
         """Days from the first step to the last."""
-        return self.busy_days / self.ettr
+        return self.busy_days / self.ettr if self.ettr >= LEAST else None
 
     @property
-    def paid_gpu_hours(self) -> float:
+    def paid_gpu_hours(self) -> float | None:
         """GPU-hours of all that time, spares included."""
-        return self.calendar_days * DAY / HOUR * (self.gpus + self.spare_gpus)
+        days = self.calendar_days
+        return None if days is None else days * DAY / HOUR * (self.gpus + self.spare_gpus)
 
     @property
     def money(self) -> float | None:
         """Of the paid GPU-hours, in the price's currency."""
-        return None if self.price is None else self.paid_gpu_hours * self.price
+        hours = self.paid_gpu_hours
+        return None if self.price is None or hours is None else hours * self.price
 
     @property
     def busy_money(self) -> float | None:
@@ -74,7 +77,8 @@ class Cost:
     @property
     def energy_kwh(self) -> float | None:
         """Kilowatt-hours that the data centre draws, if each paid GPU draws its watts all the time."""
-        return None if self.watts is None else self.paid_gpu_hours * self.watts / 1000 * self.pue
+        hours = self.paid_gpu_hours
+        return None if self.watts is None or hours is None else hours * self.watts / 1000 * self.pue
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -84,7 +88,7 @@ class Cost:
             **{name: getattr(self, name) for name in names},
             "goodput": None if self.goodput is None else self.goodput.json(),
             "basis": {
-                "ettr": "none: failures are left out" if self.goodput is None else self.goodput.failures.basis,
+                "ettr": "none: failures are left out" if self.goodput is None else "assumed",
                 "price": "given",
                 "watts": "catalogued",
                 "pue": "assumed",
@@ -93,8 +97,7 @@ class Cost:
 
     def explain(self) -> list[str]:
         """Each figure's formula with its numbers."""
-        every = f"{self.gpus:,}" + (f" + {self.spare_gpus:,}" if self.spare_gpus else "")
-        lines = [
+        return [
             formula(
                 "busy time",
                 "steps x time of a step",
@@ -108,24 +111,24 @@ class Cost:
                 count(self.busy_gpu_hours),
             ),
             *([] if self.goodput is None else self.goodput.explain()),
-            formula(
-                "calendar time",
-                "busy time / ETTR",
-                f"{self.busy_days:.4g} / {self.ettr:.4f}",
-                f"{self.calendar_days:.4g} days",
-            ),
-            formula(
-                "paid GPU-hours",
-                "calendar time x (GPUs + spares)",
-                f"{self.calendar_days:.4g} x 24 x ({every})",
-                count(self.paid_gpu_hours),
-            ),
+            *self._explain_the_end(),
+        ]
+
+    def _explain_the_end(self) -> list[str]:
+        """What follows from how long the run takes, if it ends."""
+        days, hours = self.calendar_days, self.paid_gpu_hours
+        if days is None or hours is None:
+            return [f"calendar time: with an ETTR below {percent(LEAST)} the run would not end"]
+        every = f"{self.gpus:,}" + (f" + {self.spare_gpus:,}" if self.spare_gpus else "")
+        lines = [
+            formula("calendar time", "busy time / ETTR", f"{self.busy_days:.4g} / {self.ettr:.4f}", f"{days:.4g} days"),
+            formula("paid GPU-hours", "calendar time x (GPUs + spares)", f"{days:.4g} x 24 x ({every})", count(hours)),
         ]
         if self.money is not None:
-            numbers = f"{count(self.paid_gpu_hours)} x {self.price:g}"
+            numbers = f"{count(hours)} x {self.price:g}"
             lines.append(formula("money", "paid GPU-hours x price", numbers, f"{self.money:,.0f}"))
         if self.energy_kwh is not None:
-            numbers = f"{count(self.paid_gpu_hours)} x {self.watts:g} W x {self.pue:g}"
+            numbers = f"{count(hours)} x {self.watts:g} W x {self.pue:g}"
             value = f"{count(self.energy_kwh / 1000)} MWh"
             lines.append(formula("energy", "paid GPU-hours x watts of a GPU x PUE", numbers, value))
         return lines
@@ -166,8 +169,6 @@ def cost(
     positive("the PUE", pue, "watts drawn for each watt computed with")
     if pue < 1:
         raise UserError(f"a PUE of {pue:g}; a data centre draws at least what its computers do, so give 1 or more")
-    if goodput is not None:
-        goodput.calendar_days(0.0)  # refuses a job that never gets on
     ettr = 1.0 if goodput is None else goodput.ettr
     steps = ceil(tokens / tokens_a_step * (1 - 1e-12))
     return Cost(tokens, steps, step_seconds, gpus, int(spare_gpus), ettr, price, watts, pue, goodput)

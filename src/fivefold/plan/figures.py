@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fivefold.plan.goodput.lasting import explain_spares, says_endless
 from fivefold.plan.memory.peak import GIB
 from fivefold.plan.published.accuracy import Bar
 from fivefold.plan.quantities import DAY, count, formula, percent, rate, size, time
@@ -31,6 +32,10 @@ CALIBRATED_ON = "by the planner's formulas, times the factors of that run"
 """What "calibrated on RUN" means, the word of a plan that a finished run corrects."""
 
 
+ENDLESS = "would not end"
+"""In place of what follows from the end of a run that failures do not let come to it."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One number of a forecast."""
@@ -50,6 +55,8 @@ class Figure:
     """Errors of such a figure on published runs; None where nothing bounds it, or nothing has to."""
     is_rate: bool = False
     """Whether it is the smaller the longer the step takes."""
+    why: str | None = None
+    """Why it has no value, if it has none."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -75,6 +82,7 @@ class Figure:
             "error": None if self.bar is None else self.bar.json(),
             "low": None if interval is None else interval[0],
             "high": None if interval is None else interval[1],
+            **({} if self.why is None else {"why": self.why}),
         }
 
 
@@ -249,10 +257,8 @@ def _length(found: Forecast) -> list[Figure]:
     cost, budget = found.cost, found.budget
     basis, bar = found.rates_basis, found.time_bar
     tokens, flops = budget.tokens.tokens, budget.flops
-    calendar = "assumed" if cost.goodput is not None else basis
-    busy, days = _days(cost.busy_days), _days(cost.calendar_days)
-    ended = "without failures" if cost.goodput is None else "what failures leave of the time"
-    return [
+    busy, days = _days(cost.busy_days), cost.calendar_days
+    figures = [
         Figure(
             "parameters",
             "parameters",
@@ -298,26 +304,36 @@ def _length(found: Forecast) -> list[Figure]:
             ),
             bar,
         ),
-        Figure(
-            "ettr",
-            "useful share of time",
-            cost.ettr,
-            "fraction",
-            percent(cost.ettr),
-            calendar,
-            f"useful share of time = ETTR, {ended} = {percent(cost.ettr)}",
-        ),
+    ]
+    if days is None:
+        return [
+            *figures,
+            _endless(found, "ettr", "useful share of time", "fraction"),
+            _endless(found, "calendar_days", "calendar days", "days"),
+        ]
+    text = _days(days)
+    share = percent(cost.ettr)
+    how = f"useful share of time = ETTR, what failures leave of the time = {share}"
+    return [
+        *figures,
+        Figure("ettr", "useful share of time", cost.ettr, "fraction", share, "assumed", how),
         Figure(
             "calendar_days",
             "calendar days",
-            cost.calendar_days,
-            "days",
             days,
-            calendar,
-            formula("calendar days", "days of training / ETTR", f"{busy} / {cost.ettr:.4f}", days),
+            "days",
+            text,
+            "assumed",
+            formula("calendar days", "days of training / ETTR", f"{busy} / {cost.ettr:.4f}", text),
             bar,
         ),
     ]
+
+
+def _endless(found: Forecast, name: str, title: str, unit: str) -> Figure:
+    """A figure that a run which does not end has not."""
+    why = says_endless(found.run, found.cost)
+    return Figure(name, title, None, unit, ENDLESS, "assumed", f"{title} = {ENDLESS}: {why}", why=why)
 
 
 def _days(days: float) -> str:
@@ -327,8 +343,7 @@ def _days(days: float) -> str:
 def _price(found: Forecast) -> list[Figure]:
     cost = found.cost
     basis, bar = found.rates_basis, found.time_bar
-    calendar = "assumed" if cost.goodput is not None else basis
-    busy, paid = count(cost.busy_gpu_hours), count(cost.paid_gpu_hours)
+    busy = count(cost.busy_gpu_hours)
     figures = [
         Figure(
             "busy_gpu_hours",
@@ -346,22 +361,43 @@ def _price(found: Forecast) -> list[Figure]:
             bar,
         ),
         Figure(
-            "paid_gpu_hours",
-            "GPU-hours to pay",
-            cost.paid_gpu_hours,
-            "h",
-            paid,
-            calendar,
-            formula(
-                "GPU-hours to pay", "calendar days x 24 x GPUs", f"{cost.calendar_days:.4g} x 24 x {cost.gpus:,}", paid
-            ),
-            bar,
+            "spare_gpus",
+            "spare GPUs",
+            cost.spare_gpus,
+            "GPUs",
+            f"{cost.spare_gpus:,}",
+            "assumed",
+            explain_spares(found.failures, cost.gpus),
         ),
     ]
+    days, hours = cost.calendar_days, cost.paid_gpu_hours
+    if days is None or hours is None:
+        figures.append(_endless(found, "paid_gpu_hours", "GPU-hours to pay", "h"))
+        figures += [_endless(found, "money", "money", "of the price")] if cost.price is not None else []
+        figures += [_endless(found, "energy_kwh", "energy", "kWh")] if cost.watts is not None else []
+        return figures
+    paid = count(hours)
+    figures.append(
+        Figure(
+            "paid_gpu_hours",
+            "GPU-hours to pay",
+            hours,
+            "h",
+            paid,
+            "assumed",
+            formula(
+                "GPU-hours to pay",
+                "calendar days x 24 x (GPUs + spares)",
+                f"{days:.4g} x 24 x ({cost.gpus:,} + {cost.spare_gpus:,})",
+                paid,
+            ),
+            bar,
+        )
+    )
     if cost.money is not None:
         text = f"{cost.money:,.0f}"
         how = formula("money", "GPU-hours to pay x price", f"{paid} x {cost.price:g}", text)
-        figures.append(Figure("money", "money", cost.money, "of the price", text, calendar, how, bar))
+        figures.append(Figure("money", "money", cost.money, "of the price", text, "assumed", how, bar))
     if cost.energy_kwh is not None:
         text = f"{count(cost.energy_kwh / 1000)} MWh" if cost.energy_kwh >= 1000 else f"{cost.energy_kwh:.4g} kWh"
         how = formula(

@@ -14,19 +14,19 @@ from fivefold.config.run import Run
 from fivefold.hardware.local import local_accelerator
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
-from fivefold.plan.basis import rates_basis, rates_sentence
+from fivefold.plan.basis import notes_above_peak, rates_basis, rates_sentence, says_peak
 from fivefold.plan.budget import Budget, budget_of
 from fivefold.plan.calibration.factors import Calibration
-from fivefold.plan.cluster import Cluster, cluster_of
-from fivefold.plan.cost import Cost, cost_of
+from fivefold.plan.cluster import Cluster, cluster_of, notes_on_nodes
+from fivefold.plan.cost import Cost
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.figures import Figure, figures_of
 from fivefold.plan.goodput.failures import Failures, failures_of
-from fivefold.plan.goodput.lasting import goodput_of, own_tier
+from fivefold.plan.goodput.lasting import lasting_cost, own_tier, says_failures
 from fivefold.plan.memory.peak import GIB, Memory
 from fivefold.plan.published import accuracy
 from fivefold.plan.published.accuracy import Bar
-from fivefold.plan.quantities import plain, time
+from fivefold.plan.quantities import plain
 from fivefold.plan.remedies import TRIED, Remedy, remedies
 from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
@@ -145,7 +145,7 @@ class Forecast:
             *(() if residual is None else (residual.assumption(),)),
             rates_sentence(self.cluster.accelerator),
             self.execution.says_software(),
-            f"MFU: {CONVENTION}",
+            f"MFU: {CONVENTION} {says_peak(self.run, self.cluster.accelerator)}",
         ]
         if self.run.precision.compute == "fp64":
             found.append("products in fp64 are as fast as in fp32")
@@ -153,25 +153,7 @@ class Forecast:
             found.append("CPUs update weights as fast as those of one machine with an H200 were measured to")
         if self.run.model.moe is not None:
             found.append(self.execution.says_load())
-        job = self.cost.goodput
-        if job is None:
-            return [*found, self._nothing_fails()]
-        tier = job.tiers[0]
-        return [
-            *found,
-            f"machines fail as those of {self.failures.name} ({self.failures.source}), and another node stands ready",
-            f"a failure costs the work since the last checkpoint (every {time(tier.interval)}) and "
-            f"{time(job.detect + tier.load)} to detect, restart and load",
-        ]
-
-    def _nothing_fails(self) -> str:
-        if saved(self.run) != "on the way":
-            every = self.run.checkpoint.every or "null"
-            return f"failures are left out: checkpoint.every is {every}, so each of them would cost the whole run"
-        return (
-            f"failures are left out: one strikes every {time(self.failures.mttf(self.cluster.gpus))}, and with "
-            f"checkpoint.every = {self.run.checkpoint.every} the run would never get on"
-        )
+        return [*found, *says_failures(self.run, self.cost)]
 
     def verdict(self) -> str:
         """Whether it fits, with the numbers."""
@@ -266,18 +248,21 @@ def forecast(
     software = execution.software(run.parallel)
     step = execution.step_time(run, cluster)
     rate = failures_of(failures)
-    job = goodput_of(run, cluster, step.seconds, rate)
     return Forecast(
         run=run,
         cluster=cluster,
         execution=execution,
         software=software,
         schedule=schedule,
-        notes=notes,
+        notes=(
+            *notes,
+            *notes_on_nodes(cluster, run.parallel.tp),
+            *notes_above_peak(run, cluster.accelerator, step.mfu),
+        ),
         step=step,
         memory=execution.memory(run, cluster),
         budget=budget_of(run, cluster.accelerator, efficiency=min(1.0, step.mfu)),
-        cost=cost_of(run, cluster, step.seconds, goodput=job),
+        cost=lasting_cost(run, cluster, step.seconds, rate),
         storage=_storage(run, cluster, step.seconds),
         failures=rate,
     )

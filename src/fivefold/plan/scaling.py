@@ -15,7 +15,7 @@ from fivefold.errors import UserError
 from fivefold.plan.cluster import cluster_of
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.goodput.failures import Failures
-from fivefold.plan.goodput.lasting import calendar_days
+from fivefold.plan.goodput.lasting import lasting_cost, says_endless
 from fivefold.plan.memory.fits import memory_if_it_fits
 
 FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4))
@@ -24,12 +24,18 @@ FACTORS = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2), Fraction(4)
 
 @dataclass(frozen=True)
 class Point:
-    """The run on so many accelerators. The numbers are None where it cannot be, and `why` says why."""
+    """The run on so many accelerators. The numbers are None where it cannot be, and `why` says why.
+
+    Of a run that would not end only the days and what they cost are None.
+    """
 
     gpus: int
     dp: int
     step_seconds: float | None = None
     calendar_days: float | None = None
+    spare_gpus: int | None = None
+    paid_gpu_hours: float | None = None
+    """Of all that time, spares included."""
     tokens_per_s: float | None = None
     efficiency: float | None = None
     """Tokens a second and accelerator, relative to the run as it is."""
@@ -71,12 +77,17 @@ def _point(run: Run, dp: int, gpus: int, failures: Failures, here: float, execut
         fits = memory_if_it_fits(changed, cluster, execution) is not None
     except UserError as error:
         return Point(gpus, dp, why=str(error))
+    cost = lasting_cost(changed, cluster, step.seconds, failures)
+    days = cost.calendar_days
     return Point(
         gpus,
         dp,
-        step.seconds,
-        calendar_days(changed, cluster, step.seconds, failures),
-        step.tokens_per_s,
-        step.tokens_per_s / gpus / here,
-        fits,
+        step_seconds=step.seconds,
+        calendar_days=days,
+        spare_gpus=cost.spare_gpus,
+        paid_gpu_hours=cost.paid_gpu_hours,
+        tokens_per_s=step.tokens_per_s,
+        efficiency=step.tokens_per_s / gpus / here,
+        fits=fits,
+        why=f"would not end: {says_endless(changed, cost)}" if days is None else None,
     )

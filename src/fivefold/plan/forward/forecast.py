@@ -16,7 +16,7 @@ from fivefold.config.rules import FORWARD, NOT_YET, broken_rules, check, with_wo
 from fivefold.config.run import Recompute, Run
 from fivefold.hardware.rule import ACCELERATOR
 from fivefold.model.spec import forward_flops_per_token, parameters
-from fivefold.plan.basis import rates_basis, rates_sentence
+from fivefold.plan.basis import rates_basis, rates_sentence, says_peak
 from fivefold.plan.cluster import Cluster, cluster_of
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.figures import Figure
@@ -104,7 +104,8 @@ class Forward:
         found = [
             rates_sentence(self.cluster.accelerator),
             self.execution.says_software(),
-            "MFU: FLOPs of the forward, attention causal, over the dense peak",
+            "MFU: FLOPs of the forward, attention causal, over the dense peak "
+            + says_peak(run, self.cluster.accelerator),
             "weights are in the format in which they are multiplied, keys and values of all tokens stay",
             "all tokens' logits are computed, as for a loss",
         ]

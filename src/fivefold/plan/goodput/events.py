@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fivefold.errors import UserError
-from fivefold.plan.goodput.failures import NODE_GPUS, Failures
+from fivefold.plan.goodput.failures import NODE_GPUS, REPAIR, Failures
 from fivefold.plan.goodput.formulas import DETECT, THREE_TIERS, Tier, check_tiers
 from fivefold.plan.quantities import DAY, count, fraction, not_negative, percent, positive, time, whole
 
@@ -49,7 +49,7 @@ class Fleet:
     """
     spares: int | None = None
     """Nodes that stand ready; None for as many as are needed."""
-    repair: float = DAY
+    repair: float = REPAIR
     """Seconds that a replaced node is away, in the mean; exponential. It comes back as a spare, no better than it
     was."""
     fails_in_restarts: bool = False

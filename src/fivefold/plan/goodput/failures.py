@@ -17,6 +17,8 @@ from fivefold.plan.quantities import DAY, count, formula, fraction, not_negative
 
 NODE_GPUS = 8
 """GPUs of the nodes that all rates are stated for."""
+REPAIR = DAY
+"""Seconds that a replaced node is away, in the mean; assumed."""
 SPARES_QUANTILE = 0.99
 """Of the number of nodes in repair at once that spares stand ready for."""
 
@@ -57,14 +59,14 @@ class Failures:
 
     def explain(self, gpus: float) -> list[str]:
         """The time between failures of a job on so many GPUs, with its numbers."""
-        nodes = gpus / NODE_GPUS
         spread = "" if self.spread is None else f", stated {count(self.spread[0])} to {count(self.spread[1])}"
         return [
-            f"failure rate {self.name} = {count(self.per_1000_node_days)} per 1,000 node-days{spread}: {self.source}",
+            f"failure rate {self.name} = {count(self.per_1000_node_days)} per 1,000 node-days of {NODE_GPUS} GPUs"
+            f"{spread}: {self.source}",
             formula(
                 "time between failures",
-                "1 / (nodes x rate)",
-                f"1,000 days / ({count(nodes)} x {count(self.per_1000_node_days)})",
+                f"1 / (GPUs / {NODE_GPUS} x rate)",
+                f"1,000 days / ({count(gpus)} / {NODE_GPUS} x {count(self.per_1000_node_days)})",
                 time(self.mttf(gpus)),
             ),
         ]
@@ -169,7 +171,7 @@ class Spares:
 def spares_for(
     failures: Failures,
     gpus: float,
-    repair_s: float,
+    repair_s: float = REPAIR,
     *,
     rack_nodes: int = 4,
     swapped: float = 1.0,

@@ -178,6 +178,10 @@ def _restart(tiers: Sequence[Tier], detect: float) -> float:
     return sum(tier.share * (detect + tier.load) for tier in tiers)
 
 
+LEAST = 0.01
+"""ETTR below which a job is said not to end: its days are then those of luck, and no figure to plan with."""
+
+
 @dataclass(frozen=True)
 class Goodput:
     """What failures leave of a job's time."""
@@ -195,10 +199,15 @@ class Goodput:
         """Seconds between failures."""
         return self.failures.mttf(self.gpus)
 
+    @property
+    def ends(self) -> bool:
+        """Whether the job gets on enough to say when it ends."""
+        return self.ettr >= LEAST
+
     def calendar_days(self, busy_days: float) -> float:
-        """Days that so many days of undisturbed training take."""
+        """Days that so many days of undisturbed training take. Raises UserError if the job does not end."""
         not_negative("the days of training", busy_days, "days")
-        if self.ettr <= 0:
+        if not self.ends:
             raise UserError(
                 f"the job never gets on: it fails every {time(self.mttf)}, and the tier {self.tiers[0].name} is saved "
                 f"every {time(self.tiers[0].interval)}; save more often"

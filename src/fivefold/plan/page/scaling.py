@@ -7,10 +7,12 @@ from html import escape
 from math import log2
 
 from fivefold.pages import round_step, say
+from fivefold.plan.figures import ENDLESS
 from fivefold.plan.page.chart import chart, text
-from fivefold.plan.quantities import percent, time
+from fivefold.plan.quantities import count, percent, time
 from fivefold.plan.scaling import Point
 
+HEAD = ("GPUs", "dp", "time of a step", "calendar days", "GPU-hours to pay", "efficiency", "")
 WIDTH, HEIGHT = 420, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 28, 28
 
@@ -56,18 +58,19 @@ def _curve(title: str, points: Sequence[tuple[int, float]], colour: int, say_val
 def scaling_table(points: Sequence[Point]) -> str:
     """A row a number of GPUs."""
     rows = "".join(f'<tr data-gpus="{point.gpus}">{"".join(_cells(point))}</tr>' for point in points)
-    head = "".join(f"<th>{name}</th>" for name in ("GPUs", "dp", "time of a step", "calendar days", "efficiency", ""))
+    head = "".join(f"<th>{name}</th>" for name in HEAD)
     return f"<table><tr>{head}</tr>{rows}</table>"
 
 
 def _cells(point: Point) -> list[str]:
-    if point.step_seconds is None or point.calendar_days is None or point.efficiency is None:
-        return [f"<td>{point.gpus:,}</td><td>{point.dp:,}</td>", f'<td colspan="4">{escape(point.why or "")}</td>']
+    if point.step_seconds is None or point.efficiency is None:
+        return [f"<td>{point.gpus:,}</td><td>{point.dp:,}</td>", f'<td colspan="5">{escape(point.why or "")}</td>']
     words = (
         f"{point.gpus:,}",
         f"{point.dp:,}",
         time(point.step_seconds),
-        f"{point.calendar_days:.4g}",
+        ENDLESS if point.calendar_days is None else f"{point.calendar_days:.4g}",
+        "" if point.paid_gpu_hours is None else count(point.paid_gpu_hours),
         percent(point.efficiency),
         "" if point.fits else "does not fit",
     )
