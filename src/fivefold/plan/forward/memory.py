@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from fivefold.config.run import Run
@@ -20,6 +19,7 @@ from fivefold.pipeline.stages import stage_layers
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.memory.overhead import GIB, Overhead, overhead_of
 from fivefold.plan.memory.own_layers import CHUNK
+from fivefold.plan.memory.readings import Filled, Readings
 from fivefold.plan.memory.shards import Held, Shards
 from fivefold.plan.memory.stage import Stages
 from fivefold.plan.software import UNFUSED, Software
@@ -41,7 +41,7 @@ FORWARD_CATEGORIES = {
 
 
 @dataclass(frozen=True)
-class ForwardRank:
+class ForwardRank(Readings):
     """What a pipeline rank holds at most, in bytes."""
 
     pp: int
@@ -49,26 +49,7 @@ class ForwardRank:
     parts: dict[str, float]
     """By category."""
     overhead: Overhead
-
-    @property
-    def allocated(self) -> float:
-        """In tensors."""
-        return sum(self.parts.values())
-
-    @property
-    def reserved(self) -> float:
-        """With the allocator's gaps."""
-        return self.allocated * self.overhead.reserved
-
-    @property
-    def nvidia_smi(self) -> float:
-        """What the driver shows."""
-        return self.reserved + self.overhead.context
-
-    @property
-    def needed(self) -> float:
-        """What it cannot run with less than."""
-        return self.allocated + self.overhead.context
+    capacity: float
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -83,23 +64,12 @@ class ForwardRank:
 
 
 @dataclass(frozen=True)
-class ForwardMemory:
+class ForwardMemory(Filled[ForwardRank]):
     """What the ranks of a forward pass hold."""
 
     ranks: tuple[ForwardRank, ...]
     """By pipeline rank."""
     capacity: float
-    """Bytes of the accelerator's memory."""
-
-    @cached_property
-    def worst(self) -> ForwardRank:
-        """The fullest."""
-        return max(self.ranks, key=lambda rank: rank.allocated)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the fullest finds room."""
-        return self.worst.needed <= self.capacity
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
@@ -117,17 +87,13 @@ class ForwardMemory:
             if size := worst.parts.get(name, 0.0):
                 yield f"{name.replace('_', ' ')} {size / GIB:.2f} GiB: {meaning}"
         yield f"allocated {worst.allocated / GIB:.2f} GiB: their sum, on pipeline rank {worst.pp}"
-        yield f"reserved {worst.reserved / GIB:.2f} GiB: x {worst.overhead.reserved:.2f}, {worst.overhead.why_reserved}"
-        yield (
-            f"nvidia-smi {worst.nvidia_smi / GIB:.2f} GiB: + {worst.overhead.context / GIB:.2f}, "
-            f"{worst.overhead.why_context}"
-        )
+        yield from worst.readings()
 
 
 def forward_memory(run: Run, cluster: Cluster, software: Software, sequences: int) -> ForwardMemory:
     """The memory of a pass of a run whose ranks are known, with so many sequences on the busiest of its shares."""
     count, overhead, layers = _Count(run, software, sequences), overhead_of(run, software), stage_layers(run)
-    placement = stage_placement(run)
+    placement, capacity = stage_placement(run), cluster.accelerator.memory
     ranks = []
     for rank in range(run.parallel.pp):
         stages = tuple(stage for stage, holder in enumerate(placement) if holder == rank)
@@ -139,8 +105,8 @@ def forward_memory(run: Run, cluster: Cluster, software: Software, sequences: in
         working = max(map(count.working, numbers), default=0.0)
         parts |= {"logits": logits} if logits > working else {"working": working}
         parts["communication"] = count.blocks() + (2 * count.stream() if run.parallel.pp > 1 else 0.0)
-        ranks.append(ForwardRank(rank, stages, parts, overhead))
-    return ForwardMemory(tuple(ranks), cluster.accelerator.memory)
+        ranks.append(ForwardRank(rank, stages, parts, overhead, capacity))
+    return ForwardMemory(tuple(ranks), capacity)
 
 
 class _Count:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from fivefold.config.run import Run
@@ -24,13 +23,12 @@ from fivefold.pipeline.stage_bytes import sizes_of
 from fivefold.pipeline.stages import stage_layers
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.memory.moments import fullest
-from fivefold.plan.memory.overhead import Overhead, overhead_of
+from fivefold.plan.memory.overhead import GIB, Overhead, overhead_of
+from fivefold.plan.memory.readings import Filled, Readings
 from fivefold.plan.memory.shards import NOTHING, Held, Parts
 from fivefold.plan.memory.stage import Stage, Stages
 from fivefold.plan.memory.state import Bytes, Moment, State, state_of
 from fivefold.plan.software import Software
-
-GIB = 2**30
 
 CATEGORIES = {
     "weights": "this rank's pieces of the weights, in the format in which they are kept",
@@ -48,7 +46,7 @@ CATEGORIES = {
 
 
 @dataclass(frozen=True)
-class RankMemory:
+class RankMemory(Readings):
     """What a pipeline rank holds at its fullest moment, in bytes."""
 
     pp: int
@@ -62,26 +60,8 @@ class RankMemory:
     microbatch: float
     """Bytes that its stages keep of a microbatch between forward and backward."""
     overhead: Overhead
-
-    @property
-    def allocated(self) -> float:
-        """In tensors: what the allocator calls allocated."""
-        return sum(self.parts.values())
-
-    @property
-    def reserved(self) -> float:
-        """What the allocator has taken from the device, gaps included."""
-        return self.allocated * self.overhead.reserved
-
-    @property
-    def nvidia_smi(self) -> float:
-        """What the driver shows: with the context, libraries and the buffers of communicators."""
-        return self.reserved + self.overhead.context
-
-    @property
-    def needed(self) -> float:
-        """What it cannot run with less than: its tensors and the context, without gaps."""
-        return self.allocated + self.overhead.context
+    capacity: float
+    """Of the accelerator."""
 
     def formula(self, category: str) -> str:
         """ " = 4 bytes x 1,000 pieces", for a category that is a multiple of something; else nothing."""
@@ -108,23 +88,12 @@ class RankMemory:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Filled[RankMemory]):
     """What the ranks of a run hold."""
 
     ranks: tuple[RankMemory, ...]
     """By pipeline rank."""
     capacity: float
-    """Bytes of the accelerator's memory."""
-
-    @cached_property
-    def worst(self) -> RankMemory:
-        """The fullest."""
-        return max(self.ranks, key=lambda rank: rank.allocated)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the fullest rank's tensors and context find room; gaps are given back before the allocator fails."""
-        return self.worst.needed <= self.capacity
 
     def read_as(self, kind: str) -> float:
         """The fullest rank's peak as `allocated`, `reserved` or `nvidia-smi` would show it; else as allocated."""
@@ -143,7 +112,7 @@ class Memory:
 
     def explanation(self) -> list[str]:
         """Each figure of the fullest rank: a line with what it is and its number, and the sums."""
-        worst, overhead = self.worst, self.worst.overhead
+        worst = self.worst
         stages = ", ".join(map(str, worst.stages))
         lines = [
             f"pipeline rank {worst.pp} (stage {stages}) is the fullest: {worst.moment}",
@@ -159,8 +128,7 @@ class Memory:
         return [
             *lines,
             f"allocated {worst.allocated / GIB:.2f} GiB: their sum",
-            f"reserved {worst.reserved / GIB:.2f} GiB: x {overhead.reserved:.2f}, {overhead.why_reserved}",
-            f"nvidia-smi {worst.nvidia_smi / GIB:.2f} GiB: + {overhead.context / GIB:.2f}, {overhead.why_context}",
+            *worst.readings(),
             f"{verdict} in {self.capacity / GIB:.2f} GiB",
         ]
 
@@ -170,9 +138,9 @@ def memory(run: Run, cluster: Cluster, software: Software) -> Memory:
 
     Raises UserError if the pipeline's schedule cannot run.
     """
-    walk, overhead = _Walk(run, software), overhead_of(run, software)
-    ranks = (RankMemory(*rank, *walk.amounts(rank[1]), overhead) for rank in walk.ranks())
-    return Memory(tuple(ranks), cluster.accelerator.memory)
+    walk, overhead, capacity = _Walk(run, software), overhead_of(run, software), cluster.accelerator.memory
+    ranks = (RankMemory(*rank, *walk.amounts(rank[1]), overhead, capacity) for rank in walk.ranks())
+    return Memory(tuple(ranks), capacity)
 
 
 class _Walk:

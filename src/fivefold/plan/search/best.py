@@ -2,8 +2,8 @@
 
 Layouts come by arithmetic (`space.py`), and those whose middle stage alone does not fit go first. The others are
 looked at with the least possible time first, each timed under 1f1b and then under the schedules that may be faster,
-until none that is left can be among the best (`bounds.py`).
-Of a family (tp, cp, pp, ep) only the best is shown. The user's own layout takes part if it is legal and fits. Nothing
+until none that is left can be among the best (`bounds.py`). What is recommended stands in `ranking.py`.
+Of a family (tp, pp, ep) only the best is shown. The user's own layout takes part if it is legal and fits. Nothing
 of the run but its layout, micro-batch, recompute and schedule changes. Imports no torch.
 """
 
@@ -44,7 +44,7 @@ class Found:
     """What a search found."""
 
     best: tuple[Layout, ...]
-    """The fastest first, one of each family."""
+    """The recommended one, then the fastest first, one of each family."""
     own: Own
     """The run's own layout against them."""
     miss: Layout | None
@@ -130,7 +130,7 @@ class _Search:
         own = self._own()
         if isinstance(own, Layout) and own.memory.fits:
             parallel = own.run.parallel
-            self._ranking.add((parallel.tp, parallel.cp, parallel.pp, parallel.ep), own)
+            self._ranking.add((parallel.tp, parallel.pp, parallel.ep), own)
         fitting, near = self._with_room()
         self._look(self._waiting(fitting))
         best = self._ranking.shown()
@@ -221,8 +221,8 @@ class _Search:
                 self._under_schedules(each, step)
 
     def _state(self, least: float) -> str:
-        best = self._ranking.shown()
-        fastest = f"best so far {best[0].step.seconds:.3f} s" if best else "none fits so far"
+        seconds = [each.step.seconds for each in self._ranking.best.values()]
+        fastest = f"best so far {min(seconds):.3f} s" if seconds else "none fits so far"
         return f"{self._looked['timed']:,} schedules tried; {fastest}; those left take {least:.3f} s or more"
 
     def _under_schedules(self, each: Degrees, plain: StepTime) -> None:

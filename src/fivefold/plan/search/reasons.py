@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fivefold.config.run import Run
-from fivefold.plan.memory.peak import CATEGORIES, GIB, Memory
+from fivefold.plan.memory.overhead import GIB
+from fivefold.plan.memory.peak import CATEGORIES, Memory
+from fivefold.plan.published import accuracy
 from fivefold.plan.table import table_lines
 from fivefold.plan.time.step import StepTime
 
@@ -30,6 +32,9 @@ WORDS = {
     "optimizer": "optimizer",
 }
 """What the parts of a step are."""
+TOLD_APART = "what is faster is so by less than can be told apart, leaves less room, or has more tp or cp"
+TIGHT = "*"
+"""Marks what may not fit after all."""
 SMALL = 0.003
 """Differences below this share of the step are not told."""
 
@@ -46,7 +51,7 @@ class Layout:
     def name(self) -> str:
         """Such as `tp 8 pp 16 dp 128, micro 1, zero 1, recompute none, 1f1b`."""
         parallel, recompute = self.run.parallel, self.run.recompute
-        degrees = {axis: getattr(parallel, axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
+        degrees = {axis: getattr(parallel, axis) for axis in ("tp", "cp", "pp", "ep", "dp", "replicate")}
         shown = [f"{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
         schedule = f", {parallel.schedule}" + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
         return (
@@ -59,6 +64,12 @@ class Layout:
     def gib(self) -> float:
         """Allocated by the fullest rank."""
         return self.memory.worst.allocated / GIB
+
+    @property
+    def tight(self) -> bool:
+        """Whether it fits by less than nine of ten published runs were off in memory."""
+        error = accuracy.of_memory(self.run)
+        return error is not None and self.memory.is_tight(error.p90)
 
     def costs(self) -> str:
         """Seconds of the step by part, the largest first; of small ones nothing."""
@@ -90,6 +101,7 @@ class Layout:
             "memory_gib": self.gib,
             "memory_parts": self.memory.worst.parts,
             "fits": self.memory.fits,
+            "tight": self.tight,
             "reasons": self.costs(),
         }
         if best is not None and best is not self:
@@ -141,6 +153,10 @@ def table(best: Sequence[Layout]) -> list[str]:
         f"{number}: {each.step.seconds / best[0].step.seconds - 1:+.1%}: {each.against(best[0])}"
         for number, each in enumerate(best[1:], 2)
     ]
+    if any(each.step.seconds < best[0].step.seconds for each in best):
+        lines += ["", f"1 is recommended: {TOLD_APART}"]
+    if any(each.tight for each in best):
+        lines += ["", f"{TIGHT} fits by less than nine of ten published runs were off in memory; leave some room"]
     return lines
 
 
@@ -148,16 +164,17 @@ def _row(number: int, each: Layout) -> tuple[str, ...]:
     run, step = each.run, each.step
     parallel = run.parallel
     schedule = "" if parallel.pp == 1 else parallel.schedule + (f" x {parallel.chunks}" if parallel.chunks > 1 else "")
+    replicas = f" ({parallel.replicate} replicas)" if parallel.replicate > 1 else ""
     return (
-        *map(str, (number, parallel.tp, parallel.cp, parallel.pp, parallel.ep, parallel.dp, run.batch.micro_size)),
-        str(parallel.zero),
+        *map(str, (number, parallel.tp, parallel.cp, parallel.pp, parallel.ep, f"{parallel.dp}{replicas}")),
+        *map(str, (run.batch.micro_size, parallel.zero)),
         run.recompute.mode,
         schedule,
         f"{step.seconds:.4g}",
         f"{step.mfu:.1%}",
         f"{step.bubble:.1%}",
         f"{step.exposed:.1%}",
-        f"{each.gib:.1f}",
+        f"{each.gib:.1f}" + each.tight * f" {TIGHT}",
     )
 
 
@@ -166,7 +183,7 @@ def own_lines(own: Own) -> list[str]:
     if not isinstance(own.is_, Layout):
         return ["your layout is illegal:", *(f"  {sentence}" for sentence in own.is_)]
     if own.verdict == "does not fit":
-        return [f"your layout does not fit: {short_of(own.is_)}"]
+        return [f"your layout does not fit: {own.is_.name} {short_of(own.is_)}"]
     if own.verdict == "best" or own.best is None:
         return [f"your layout is the best: {own.is_.name}"]
     slower = own.is_.step.seconds / own.best.step.seconds - 1
@@ -180,7 +197,7 @@ def miss_lines(miss: Layout | None) -> list[str]:
     """What comes nearest, if nothing fits."""
     if miss is None:
         return ["no layout is legal"]
-    return [f"no layout fits; the nearest is {miss.name}: {short_of(miss)}"]
+    return [f"no layout fits; the nearest, {miss.name}, {short_of(miss)}"]
 
 
 def short_of(layout: Layout) -> str:
@@ -191,6 +208,6 @@ def short_of(layout: Layout) -> str:
         f"{name.replace('_', ' ')} {bytes / GIB:.1f}" for name, bytes in parts.items() if bytes >= 0.05 * GIB
     )
     return (
-        f"{layout.name} needs {worst.needed / GIB:.1f} GiB on pipeline rank {worst.pp} and the accelerator has "
+        f"needs {worst.needed / GIB:.1f} GiB on pipeline rank {worst.pp} and the accelerator has "
         f"{capacity / GIB:.1f}, {(worst.needed - capacity) / GIB:.1f} too few ({told} GiB)"
     )

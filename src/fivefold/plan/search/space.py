@@ -41,9 +41,9 @@ class Degrees(NamedTuple):
     mode: RecomputeMode
 
     @property
-    def family(self) -> tuple[int, int, int, int]:
-        """Layouts that differ in the micro-batch, ZeRO, recompute or schedule alone are of one family."""
-        return self.tp, self.cp, self.pp, self.ep
+    def family(self) -> tuple[int, int, int]:
+        """Layouts that differ in cp, the micro-batch, ZeRO, recompute or schedule alone are of one family."""
+        return self.tp, self.pp, self.ep
 
     def microbatches(self, run: Run) -> int:
         """A step's, of one rank."""
