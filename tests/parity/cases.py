@@ -90,6 +90,9 @@ MODELS = {
     "mtp-bloom": BLOOM.model_copy(update={"layers": 2, "mtp": 1}),
 }
 EXPERTS = Experts(experts=6, top_k=2, ffn=10)
+SPREAD_OF_BIASES = 0.1
+"""From the lowest of a router's biases to the highest: scores differ by as much from token to token, and with a larger
+one all tokens would choose the same experts."""
 EIGHT = {"experts": 8, "top_k": 3}
 
 
@@ -114,6 +117,7 @@ MODELS |= {
     "moe-global": moe(),
     "moe-capacity": moe(),
     "moe-empty": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 2, "bias": True})),
+    "moe-three": moe(Experts(experts=3, top_k=2, ffn=3), layers=1),
     "moe-one": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 1, "bias": True}), layers=4),
 }
 UNWANTED = {"moe-empty": (0, 2, 3, 7), "moe-one": (0, 1, 2, 3, 4, 6, 7)}
@@ -271,5 +275,6 @@ def randomize_vectors(model: str, parameters: Mapping[str, Any]) -> None:
             generator = torch.Generator().manual_seed(crc32(name.encode()))
             values = 0.5 + torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
             if name.endswith("router.bias"):
+                values = SPREAD_OF_BIASES * (values - 1)
                 values[list(UNWANTED.get(model, ()))] = -1e9
             fill(parameter, values)
