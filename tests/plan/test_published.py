@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from fivefold.errors import UserError
+from fivefold.plan.constants import constants
 from fivefold.plan.published.rows import Row, States, read_rows, row_of
 from fivefold.plan.published.run import network, split
+from fivefold.plan.published.validate import predicted
 from fivefold.plan.software import COMPILED, ENGINE, FLASH, LATEST, UNFUSED
 
 ROW: dict[str, Any] = {
@@ -128,6 +130,43 @@ def test_a_schedule_is_known_by_the_names_that_papers_give_it(
 )
 def test_a_source_has_the_kernels_of_its_stack_or_of_its_year(source: str, generation: str) -> None:
     assert row(source=source).software.generation == generation
+
+
+@pytest.mark.parametrize(
+    ("gpu", "generation"),
+    [("V100-SXM-32GB", UNFUSED), ("A100-SXM-40GB", FLASH), ("A800-SXM-80GB", FLASH), ("H100-SXM-80GB", ENGINE)],
+)
+def test_a_source_without_stack_and_year_has_the_kernels_that_its_accelerator_came_with(
+    gpu: str, generation: str
+) -> None:
+    made = row(source="nobody knows when", hardware={"gpu": gpu}, layout={"precision": "fp16"})
+    assert made.software.generation == generation
+    assert predicted(made, constants()).seconds > 0
+
+
+SPARSE = {"n_experts": 8, "topk": 2, "moe_ffn": 14336}
+
+
+def test_a_dp_that_counts_replicas_of_experts_is_taken_times_ep() -> None:
+    """Mixtral with tp 1, pp 8, ep 8, dp 1 on 64 GPUs was divided by a group of no rank."""
+    mixtral: dict[str, Any] = {"tp": 1, "pp": 8, "ep": 8, "dp": 1}
+    made = row(model={"moe": SPARSE}, layout=mixtral, hardware={"count": 64})
+    assert (made.run.parallel.dp, made.run.parallel.ep) == (8, 8)
+    assert predicted(made, constants()) == predicted(
+        row(model={"moe": SPARSE}, layout=mixtral | {"dp": 8}, hardware={"count": 64}), constants()
+    )
+    with pytest.raises(UserError, match=r"tp x pp x cp x dp = 8 \(x ep = 64\), and count = 48"):
+        row(model={"moe": SPARSE}, layout=mixtral, hardware={"count": 48})
+    with pytest.raises(UserError, match="ep = 8 does not divide dp x cp x tp = 1"):
+        row(model={"moe": SPARSE}, layout=mixtral, hardware={"count": 8})
+    with pytest.raises(UserError, match="ep = 3 does not divide n_experts = 8"):
+        row(model={"moe": SPARSE}, layout=mixtral | {"ep": 3, "dp": 3}, hardware={"count": 24})
+
+
+def test_whole_numbers_may_have_a_point() -> None:
+    """Tables with empty cells are written so."""
+    made = row(layout={"tp": 2.0, "vpp": 2.0, "zero": 3.0}, model={"layers": 32.0}).run
+    assert (made.parallel.tp, made.parallel.chunks, made.parallel.zero, made.model.layers) == (2, 2, 3, 32)
 
 
 def test_a_row_that_says_how_attention_was_computed_is_believed() -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from fivefold.cli import commands
+from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.published import accuracy
+from fivefold.plan.published.fields import FIELDS
 from fivefold.plan.published.rows import SHIPPED, read_rows
 from fivefold.plan.published.validate import MOE, OTHER, STEP_TIME, Errors, Prediction, Validation, validate
+from fivefold.plan.time.step import StepTime, step_time
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +159,128 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     file.write_text("[]")
     with pytest.raises(UserError, match="no rows"):
         validate(file)
+
+
+ODD = (None, "", "x", [], {}, True, 0, -1, 2.5, 1e30, float("nan"))
+"""What may stand in a field by a slip."""
+ODDER = ("9" * 400 + " Gb/s", "0 Gb/s", "\ud800", "two\nlines", -(10**30), float("inf"), [[[[]]]], 10**6)
+
+
+def shipped(*ids: str) -> list[dict[str, Any]]:
+    rows = {row["id"]: row for row in json.loads(SHIPPED.read_text(encoding="utf-8"))}
+    return [rows[id] for id in ids]
+
+
+def mangled(row: dict[str, Any], values: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """The row with each field in turn, of those it has and those it might have, as each of `values`; or without it."""
+    own = [key for key in row if key not in FIELDS]
+    own += [f"{section}.{key}" for section in ("model", "hardware", "layout", "measured") for key in row[section]]
+    for path in dict.fromkeys([*FIELDS, *own]):
+        *sections, name = path.split(".")
+        for value in values:
+            changed = deepcopy(row)
+            place = changed
+            for section in sections:
+                if place.get(section) is None:
+                    place[section] = {}
+                place = place[section]
+            place[name] = deepcopy(value)
+            yield changed
+        yield {key: value for key, value in row.items() if key != path}
+
+
+@pytest.mark.parametrize(
+    ("row", "values"),
+    [
+        ("zb-t6-6.2B-ZB-V-p16-m128-b6", ODD),
+        ("mbridge-DeepSeekV3-DGX-GB300-MXFP8-256-tp1pp2cp1vp8ep32-mb1-gb15360-26.06", ODD),
+        ("internevo-7b-tp2-z4-64", ODD + ODDER),
+    ],
+)
+def test_no_odd_value_of_any_field_ends_or_holds_up_a_validation(tmp_path: Path, row: str, values: tuple) -> None:
+    rows = [each for kept in shipped(row) for each in mangled(kept, values)]
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps(rows))
+    began = time.monotonic()
+    found = validate(file)
+    assert time.monotonic() - began < 60
+    assert len(found.predictions) + len(found.unread) == len(rows) > 700
+    assert len(found.unread) > 300
+    "\n".join(found.lines()).encode()
+    json.dumps(found.json(), allow_nan=False)
+    unforeseen = {each.why for each in found.unread if "nothing can be made of it" in each.why}
+    assert unforeseen <= set(), "each of these has words of its own"
+
+
+def changed(row: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A row with other values, by section and field joined with two underscores."""
+    made = deepcopy(row)
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        made[section][field] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"hardware__count": 64}, "tp x pp x cp x dp = 256, and count = 64"),
+        ({"hardware__count": -1}, "hardware.count is -1, and should be a whole number from 1 to 1,000,000"),
+        ({"hardware__count": True}, "hardware.count is True, and should be a whole number"),
+        ({"hardware__count": 1e30}, "hardware.count is 1e+30, and should be a whole number"),
+        ({"layout__tp": 1e30}, "layout.tp is 1e+30"),
+        ({"model__layers": 1e30}, "model.layers is 1e+30"),
+        ({"model__hidden": 2.5}, "model.hidden is 2.5, and should be a whole number"),
+        ({"measured__iter_s": 0}, "measured.iter_s is 0, and should be a number from 1e-06 to 1e+09"),
+        ({"layout__dp": None, "hardware__count": 7}, "tp x pp x cp = 8, and count = 7 is no multiple"),
+        ({"layout__ep": 4}, "ep = 4, and the model has no experts"),
+        ({"layout__zero_group": 5}, "groups of 5 share the optimizer state (zero_group), and dp = 32 is no multiple"),
+        ({"layout__global_batch": 8}, "micro_batch x dp = 1 x 32 = 32, and global_batch = 8"),
+        ({"model__layers": 5}, "pp = 8 makes 8 stages, and layers = 5"),
+        ({"model__kv_heads": 5}, "heads = 32 are no multiple of kv_heads = 5"),
+        ({"hardware__inter": "0 Gb/s"}, "hardware.inter is '0 Gb/s', 0 bytes/s a GPU"),
+    ],
+)
+def test_a_row_that_cannot_be_is_told_with_its_numbers(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    """pp 8 x dp 32 on 64 GPUs, or -1 GPUs, was predicted without a word."""
+    (base,) = shipped("internevo-7b-tp1-z8-8")
+    good = changed(base, layout__pp=8, layout__dp=32, hardware__count=256, layout__global_batch=256)
+    good = changed(good, layout__micro_batch=1)
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([good, changed(good, **change)]))
+    found = validate(file)
+    assert len(found.predictions) == 1
+    assert says in found.unread[0].why
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [(ZeroDivisionError("float division by zero"), "float division by zero"), (KeyError(), "KeyError()")],
+)
+def test_what_nobody_foresaw_of_a_row_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    good, bad = shipped("internevo-7b-tp1-z8-8", "korth22-22B-full")
+
+    def seconds(run: Run, *others: Any) -> StepTime:
+        if run.model.hidden == bad["model"]["hidden"]:
+            raise error
+        return step_time(run, *others)
+
+    monkeypatch.setattr("fivefold.plan.published.validate.step_time", seconds)
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps([bad, good]))
+    found = validate(file)
+    assert [each.row.id for each in found.predictions] == [good["id"]]
+    assert [(each.id, each.why) for each in found.unread] == [(bad["id"], f"nothing can be made of it: {says}")]
+
+
+def test_a_file_with_a_mark_of_its_byte_order_is_read_and_one_nested_deep_is_one_message(tmp_path: Path) -> None:
+    file = tmp_path / "runs.json"
+    file.write_text(json.dumps(shipped("internevo-7b-tp1-z8-8")), encoding="utf-8-sig")
+    assert len(validate(file).predictions) == 1
+    file.write_text("[" * 100_000 + "]" * 100_000)
+    result = CliRunner().invoke(commands, ["validate-plan", str(file)])
+    assert result.exit_code == 2
+    assert "nested too deep" in result.output
+    assert "Traceback" not in result.output

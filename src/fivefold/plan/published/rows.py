@@ -17,6 +17,7 @@ from typing import Any
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.plan.cluster import Cluster
+from fivefold.plan.published.fields import checked, name_of
 from fivefold.plan.published.run import cluster_of_row, run_of_row
 from fivefold.plan.published.software import software_of_row
 from fivefold.plan.software import Software
@@ -39,6 +40,9 @@ DOUBTFUL = (
     "mosaic-140-*",
 )
 """Rows of the shipped file that contradict near twins or themselves; listed, and neither fitted nor bounded."""
+
+UNREADABLE = (UserError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a row may come to that nobody foresaw, beside what is told of it with reason: it hinders no other row."""
 
 MEMORY_KINDS = {"bigscience": "nvidia-smi", "internevo": "nvidia-smi", "tt": "reserved", "mbridge": "allocated"}
 """What a memory figure is, by the beginning of a row's id; elsewhere it is not said."""
@@ -99,6 +103,12 @@ class Unread:
     id: str
     why: str
 
+    @classmethod
+    def of(cls, id: str, error: Exception) -> Unread:
+        """By what went wrong with it, in one line."""
+        said = " ".join(str(error).split())
+        return cls(id, said if isinstance(error, UserError) else f"nothing can be made of it: {said or repr(error)}")
+
 
 def read_rows(file: str | Path | None = None) -> list[Row]:
     """The rows of `file`, by default of the shipped one.
@@ -112,35 +122,34 @@ def read_rows(file: str | Path | None = None) -> list[Row]:
 
 
 def readable_rows(file: str | Path | None = None) -> tuple[list[Row], list[Unread]]:
-    """The rows of `file`, and those that lack what the schema requires or name an unknown accelerator.
+    """The rows of `file`, and those of which nothing can be made: they lack or contradict what the schema requires.
 
     Raises UserError if the file cannot be read, or is no list of rows.
     """
     path = SHIPPED if file is None else Path(file)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise UserError(f"{path} is no JSON: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deep for a list of published runs") from error
     if not isinstance(found, list):
         raise UserError(f"{path} holds a {type(found).__name__}, and no list of published runs")
     rows: list[Row] = []
     unread: list[Unread] = []
     for number, row in enumerate(found):
-        name = str(row.get("id", number)) if isinstance(row, Mapping) else str(number)
         try:
             rows.append(row_of(row))
-        except UserError as error:
-            unread.append(Unread(name, str(error)))
-        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-            missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            unread.append(Unread(name, f"{missing}; the schema is that of published_runs.json"))
+        except UNREADABLE as error:
+            unread.append(Unread.of(name_of(row, number), error))
     return rows, unread
 
 
-def row_of(row: Mapping[str, Any]) -> Row:
-    """One row of the schema. Raises KeyError, TypeError or ValueError where it is not of the schema."""
+def row_of(given: Any) -> Row:
+    """One row of the schema. Raises UserError where it is not of the schema, or contradicts itself."""
+    row = checked(given)
     layout, measured, model = row["layout"], row.get("measured") or {}, row["model"]
     unchecked = row.get("unchecked_fields") or []
     software = software_of_row(row)

@@ -2,69 +2,116 @@
 
 No rule is checked: published layouts need not be ones that this project would train. Defaults: a micro-batch of 1,
 no recompute, ZeRO 1, a vocabulary of 51,200 (GPT-2's, padded), the accelerator's own network, dp from the number of
-GPUs, a feed-forward that is gated unless it is four times the width. Layers are shared out evenly; where the stages do
-not divide them, the first and last stage (or the last) have one fewer if that comes out even. An interleaved schedule
-without a number of chunks has one layer a chunk. Imports no torch.
+GPUs, a feed-forward that is gated unless it is four times the width. A dp that fills the GPUs only together with ep
+counts the replicas of an expert, as some sources do, and is taken times ep; a layout that fills them neither way is
+refused. Layers are shared out evenly; where the stages do not divide them, the first and last stage (or the last) have
+one fewer if that comes out even. An interleaved schedule without a number of chunks has one layer a chunk. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from reprlib import repr as short_repr
 from typing import Any
 
 from fivefold.config.run import Run
+from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_name
 from fivefold.plan.cluster import Cluster
 
 VOCABULARY = 51_200
 """Of a model whose own is not said."""
+FASTEST = 1e13
+"""Bytes a second that no GPU's network reaches."""
 
 
 def run_of_row(row: Mapping[str, Any]) -> Run:
-    """The run of a row of the schema."""
+    """The run of a row whose fields are checked. Raises UserError if its layout contradicts itself."""
     layout, model = row["layout"], row["model"]
-    tp, pp, cp, ep = (int(layout.get(axis) or 1) for axis in ("tp", "pp", "cp", "ep"))
-    dp = int(layout.get("dp") or max(1, row["hardware"]["count"] // (tp * pp * cp)))
-    micro = int(layout.get("micro_batch") or 1)
-    schedule, chunks = _schedule(layout, int(model["layers"]), pp)
+    tp, pp, cp, ep = (layout.get(axis) or 1 for axis in ("tp", "pp", "cp", "ep"))
+    dp = replicas(layout, row["hardware"]["count"])
+    _check_experts(dp * cp * tp, ep, (model.get("moe") or {}).get("n_experts"))
+    micro = layout.get("micro_batch") or 1
+    batch = layout.get("global_batch") or micro * dp
+    if batch < micro * dp:
+        raise UserError(f"micro_batch x dp = {micro:,} x {dp:,} = {micro * dp:,}, and global_batch = {batch:,}")
+    schedule, chunks = _schedule(layout, model["layers"], pp)
     zero = _zero(layout)
-    shards = layout.get("zero_group") or layout.get("fsdp_group") or dp
+    shards = min(layout.get("zero_group") or layout.get("fsdp_group") or dp, dp)
+    if dp % shards:
+        raise UserError(f"groups of {shards:,} share the optimizer state (zero_group), and dp = {dp:,} is no multiple")
     return Run.model_validate(
         {
             "name": "published",
             "steps": 1,
             "model": _model(model),
-            "data": {"train": [], "seq_len": int(model["seq"])},
-            "batch": {"global_size": int(layout.get("global_batch") or micro * dp), "micro_size": micro},
+            "data": {"train": [], "seq_len": model["seq"]},
+            "batch": {"global_size": batch, "micro_size": micro},
             "parallel": {
                 "tp": tp,
                 "pp": pp,
                 "cp": cp,
                 "ep": ep,
                 "dp": dp,
-                "replicate": max(1, dp // max(1, min(int(shards), dp))),
+                "replicate": dp // shards,
                 "zero": zero,
                 "schedule": schedule,
                 "chunks": chunks,
-                "layers_per_stage": split(int(model["layers"]), pp * chunks),
+                "layers_per_stage": split(model["layers"], pp * chunks),
             },
-            "precision": _precision(str(layout.get("precision") or "bf16")),
-            "recompute": _recompute(str(layout.get("recompute") or "none")),
+            "precision": _precision(layout.get("precision") or "bf16"),
+            "recompute": _recompute(layout.get("recompute") or "none"),
         }
     )
 
 
+def replicas(layout: Mapping[str, Any], gpus: int) -> int:
+    """dp of a layout. Raises UserError if it does not fill its GPUs."""
+    pp, tp, cp, ep = (layout.get(axis) or 1 for axis in ("pp", "tp", "cp", "ep"))
+    one, stated = tp * pp * cp, layout.get("dp")
+    if stated is None:
+        if gpus % one:
+            raise UserError(f"tp x pp x cp = {one:,}, and count = {gpus:,} is no multiple")
+        return gpus // one
+    for found in (stated, stated * ep):
+        if one * found == gpus:
+            return int(found)
+    with_experts = "" if ep == 1 else f" (x ep = {one * stated * ep:,})"
+    raise UserError(f"tp x pp x cp x dp = {one * stated:,}{with_experts}, and count = {gpus:,}")
+
+
+def _check_experts(stage: int, ep: int, experts: int | None) -> None:
+    """Raises UserError if the ranks of a stage cannot share out so many experts."""
+    if ep == 1:
+        return
+    if experts is None:
+        raise UserError(f"ep = {ep:,}, and the model has no experts")
+    if experts % ep:
+        raise UserError(f"ep = {ep:,} does not divide n_experts = {experts:,}")
+    if stage % ep:
+        raise UserError(f"ep = {ep:,} does not divide dp x cp x tp = {stage:,}, the ranks of a stage")
+
+
 def cluster_of_row(row: Mapping[str, Any]) -> Cluster:
-    """The cluster of a row of the schema: the catalogue's accelerator, with the network that the row names."""
+    """The cluster of a row whose fields are checked: the catalogue's accelerator, with the network that the row names.
+
+    Raises UserError for an unknown accelerator, or a network that cannot be.
+    """
     hardware = row["hardware"]
-    accelerator = by_name(str(hardware["gpu"]))
-    per_node = int(hardware.get("per_node") or min(8, accelerator.domain))
-    stated = network(str(hardware.get("inter") or ""), per_node)
-    link = 0.0 if "pcie" in str(hardware.get("intra") or "").lower() else accelerator.link
+    accelerator = by_name(hardware["gpu"])
+    per_node = hardware.get("per_node") or min(8, accelerator.domain)
+    stated = network(hardware.get("inter") or "", per_node)
+    if stated is not None and not 0 < stated < FASTEST:
+        text = short_repr(hardware["inter"])
+        raise UserError(
+            f"hardware.inter is {text}, {stated:g} bytes/s a GPU, and should be above 0 and below {FASTEST:g}"
+        )
+    link = 0.0 if "pcie" in (hardware.get("intra") or "").lower() else accelerator.link
     return Cluster(
         accelerator=accelerator,
-        gpus=int(hardware["count"]),
+        gpus=hardware["count"],
         per_node=per_node,
         link=link,
         domain=accelerator.domain if link else 1,
@@ -101,10 +148,20 @@ def split(layers: int, stages: int) -> list[int]:
 
 
 def _schedule(layout: Mapping[str, Any], layers: int, pp: int) -> tuple[str, int]:
-    """The schedule's name, and the chunks of a rank."""
+    """The schedule's name, and the chunks of a rank. Raises UserError if the stages are more than the layers and what
+    stands at both ends."""
+    name, chunks = _named_schedule(layout, layers, pp)
+    said = chunks if isinstance(layout.get("vpp"), int) or name != "interleaved" else 1
+    if pp * said > layers + 2:
+        times = "" if said == 1 else f" x {said:,} chunks"
+        raise UserError(f"pp = {pp:,}{times} makes {pp * said:,} stages, and layers = {layers:,}")
+    return name, chunks
+
+
+def _named_schedule(layout: Mapping[str, Any], layers: int, pp: int) -> tuple[str, int]:
     if pp == 1:
         return "1f1b", 1
-    text, chunks = str(layout.get("schedule") or "1f1b").lower(), layout.get("vpp")
+    text, chunks = (layout.get("schedule") or "1f1b").lower(), layout.get("vpp")
     if text in ("zb-v", "dualpipe-v", "dualpipe", "v-half", "v-min"):
         return ("zb-v" if text.startswith(("zb", "v")) else "dualpipe-v"), 2
     if text == "zb-2p":
@@ -119,31 +176,31 @@ def _schedule(layout: Mapping[str, Any], layers: int, pp: int) -> tuple[str, int
 
 
 def _model(model: Mapping[str, Any]) -> dict[str, Any]:
-    hidden, ffn, moe = int(model["hidden"]), int(model["ffn"]), model.get("moe") or {}
+    hidden, ffn, moe = model["hidden"], model["ffn"], model.get("moe") or {}
     act = model.get("act")
     gated = act in ("swiglu", "geglu", "silu") or (act is None and (ffn != 4 * hidden or bool(moe)))
     fields: dict[str, Any] = {
-        "layers": int(model["layers"]),
+        "layers": model["layers"],
         "hidden": hidden,
-        "heads": int(model["heads"]),
-        "kv_heads": int(model.get("kv_heads") or model["heads"]),
-        "head_dim": int(moe.get("head_dim") or model.get("head_dim") or hidden // int(model["heads"])),
+        "heads": model["heads"],
+        "kv_heads": model.get("kv_heads") or model["heads"],
+        "head_dim": moe.get("head_dim") or model.get("head_dim") or hidden // model["heads"],
         "ffn": ffn,
-        "vocab": int(model.get("vocab") or VOCABULARY),
-        "context": int(model["seq"]),
+        "vocab": model.get("vocab") or VOCABULARY,
+        "context": model["seq"],
         "norm": "rmsnorm" if gated else "layernorm",
         "activation": "swiglu" if gated else "gelu",
-        "bias": bool(model.get("bias", not gated)),
-        "tied": bool(model.get("tied", not gated)),
-        "mtp": int(moe.get("mtp") or 0),
+        "bias": not gated if model.get("bias") is None else model["bias"],
+        "tied": not gated if model.get("tied") is None else model["tied"],
+        "mtp": moe.get("mtp") or 0,
     }
     if moe:
         fields["moe"] = {
-            "experts": int(moe["n_experts"]),
-            "top_k": int(moe["topk"]),
-            "ffn": int(moe["moe_ffn"]),
-            "shared": int(moe.get("n_shared") or 0),
-            "dense_layers": int(moe.get("first_dense") or 0),
+            "experts": moe["n_experts"],
+            "top_k": moe["topk"],
+            "ffn": moe["moe_ffn"],
+            "shared": moe.get("n_shared") or 0,
+            "dense_layers": moe.get("first_dense") or 0,
         }
     if mla := moe.get("mla") or model.get("mla"):
         fields["mla"] = {

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from fivefold.hardware.catalogue import by_name
 from fivefold.plan.software import COMPILED, ENGINE, FLASH, LATEST, STATES, UNFUSED, Software
 
 STACKS: tuple[tuple[str, str, str], ...] = (
@@ -32,6 +33,9 @@ STACKS: tuple[tuple[str, str, str], ...] = (
     ("megatron-core", ENGINE, "megatron"),
 )
 """A part of the source's name, the generation, and the stack; the first that fits counts."""
+
+CAME_WITH = {"V100": UNFUSED, "A10": FLASH, "A100": FLASH}
+"""The kernels of a family of accelerators where nothing else tells them; those of 2025 for newer ones."""
 
 LATEST_RELEASE = 26.04
 """The first release of the newest generation."""
@@ -75,7 +79,7 @@ def software_of_row(row: Mapping[str, Any]) -> Software:
 def _stack(row: Mapping[str, Any]) -> tuple[str, str]:
     source = f"{row['source']} {row['layout'].get('framework') or ''}".lower()
     known = next(((generation, stack) for part, generation, stack in STACKS if part in source), None)
-    generation, stack = known or (_by_age(source, str(row["hardware"]["gpu"])), "")
+    generation, stack = known or (_by_age(source, row["hardware"]["gpu"]), "")
     attention = str(row["model"].get("attention") or "")
     if attention == "unfused":
         generation = UNFUSED
@@ -106,7 +110,7 @@ def _by_age(source: str, gpu: str) -> str:
     years += [2000 + int(year) for year in re.findall(r"\b(2\d)[01]\d\.\d{4,5}\b", source)]
     years += [2000 + int(year) for year in re.findall(r"v(2\d)\.\d\d", source)]
     if not years:
-        return FLASH if "A100" in gpu or "A800" in gpu else ENGINE
+        return CAME_WITH.get(by_name(gpu).family, ENGINE)
     year = max(years)
     return UNFUSED if year <= 2022 else FLASH if year == 2023 else ENGINE if year <= 2025 else LATEST
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from fivefold.config.run import RECOMPUTE_MODES, Recompute
 from fivefold.errors import UserError
 from fivefold.plan.constants import Constants, constants
 from fivefold.plan.memory.peak import GIB, memory
-from fivefold.plan.published.rows import Row, Unread, readable_rows
+from fivefold.plan.published.rows import UNREADABLE, Row, Unread, readable_rows
 from fivefold.plan.published.source_names import short_names
 from fivefold.plan.table import table_lines
 from fivefold.plan.time.step import step_time
@@ -232,8 +232,8 @@ def validate(
     for row in rows:
         try:
             predictions.append(predicted(row, table or constants()))
-        except UserError as error:
-            unread.append(Unread(row.id, str(error)))
+        except UNREADABLE as error:
+            unread.append(Unread.of(row.id, error))
     if not predictions:
         raise UserError(f"{file} has no rows" if not unread else f"{file}, row {unread[0].id}: {unread[0].why}")
     left_out = _left_out(predictions, say) if leave_one_out else None
@@ -241,14 +241,17 @@ def validate(
 
 
 def predicted(row: Row, table: Constants) -> Prediction:
-    """What the planner says of a row."""
+    """What the planner says of a row. Raises UserError if that is no time or no memory."""
     seconds = step_time(row.run, row.cluster, row.software, table).seconds
     modes = (row.run.recompute,) if row.states.recompute else tuple(Recompute(mode=mode) for mode in RECOMPUTE_MODES)
     for recompute in modes:
         found = memory(row.run.model_copy(update={"recompute": recompute}), row.cluster, row.software)
         if found.fits:
             break
-    return Prediction(row, seconds, found.read_as(row.memory_kind) / GIB, found.fits, recompute.mode)
+    held = found.read_as(row.memory_kind) / GIB
+    if not (0 < seconds < inf and 0 < held < inf):
+        raise UserError(f"its step comes to {seconds:g} s and its memory to {held:g} GiB, which no run takes")
+    return Prediction(row, seconds, held, found.fits, recompute.mode)
 
 
 def _left_out(predictions: Sequence[Prediction], say: Callable[[str], None]) -> Errors:
