@@ -66,6 +66,33 @@ def test_products_are_those_of_each_expert_alone(
         torch.testing.assert_close(ours.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "scale", "tolerance"),
+    [
+        ("cpu", torch.float64, 1, 1e-14),
+        pytest.param("cuda", torch.float64, 1, 1e-14, marks=pytest.mark.gpu),
+        pytest.param("cuda", torch.bfloat16, 16, 2**-7, marks=pytest.mark.gpu),
+    ],
+)
+def test_rows_behind_the_last_expert_reach_no_other_row_and_no_weight(
+    device: str, dtype: torch.dtype, scale: int, tolerance: float
+) -> None:
+    """There lie choices that were dropped."""
+    x, weight, g, ends = factors([2, 0, 5, 1, 3], dtype, device, scale)
+    weight, ends, last = weight[:-1], ends[:-1], 8 * scale
+    exact = by_expert(x[:last], weight, g[:last], ends)
+    x[last:], g[last:] = torch.nan, torch.nan
+    found = (
+        grouped_multiply(x, weight, ends)[:last],
+        grouped_multiply_transposed(g, weight, ends)[:last],
+        grouped_weight_gradient(g, x, ends),
+        add_grouped_weight_gradient(None, g, x, ends, torch.promote_types(dtype, torch.float32)),
+    )
+    for ours, theirs in zip(found, (*exact, exact[-1]), strict=True):
+        error = (ours.double() - theirs).norm() / theirs.norm()
+        assert error <= tolerance
+
+
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_is_within_its_rounding_on_cpus_with_and_without_instructions(
     fast: bool, monkeypatch: pytest.MonkeyPatch

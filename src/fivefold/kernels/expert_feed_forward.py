@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     places_nk: Tensor
     """The rows of each token, -1 for none."""
     ends_e: Tensor
-    """Where each expert's rows end, int32."""
+    """Where each expert's rows end, int32. What comes of rows behind the last is undefined: they are no expert's."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Matrix products of the experts, each of its own rows with its own weight. The rows are sorted by expert.
 
-`ends` (E,) is where each expert's rows end, int32 and on the device, the last of them r: how many rows an expert has
-need not be known on the host. Where torch has no grouped product the experts are computed one after the other, and the
-host reads `ends`. These functions have no gradient; together they are each other's.
+`ends` (E,) is where each expert's rows end, int32 and on the device: how many rows an expert has need not be known on
+the host. Rows behind the last end are no expert's, and what comes out for them is undefined. Where torch has no grouped
+product the experts are computed one after the other, and the host reads `ends`. These functions have no gradient;
+together they are each other's.
 """
 
 # r rows  e experts  i input width  o output width

@@ -62,7 +62,7 @@ def _in_best_groups(scores_te: Tensor, groups: int, top_groups: int) -> Tensor:
 
 
 class Sorted(NamedTuple):
-    """Choices in the order of their experts; those of one expert in the order of the tokens."""
+    """Choices in the order of their experts, dropped ones last; those of one expert in the order of the tokens."""
 
     order_r: Tensor
     """Number of each row's choice among all t x k."""
@@ -90,12 +90,17 @@ def counts_of(ends_e: Tensor) -> Tensor:
 
 
 def without_dropped(choices: Sorted, kept_tk: Tensor) -> Sorted:
-    """The rows of the choices that are kept; waits for the device."""
+    """The same with dropped choices behind the last expert's rows, where nothing reads them.
+
+    They are not left out, since how many they are is known on the device alone.
+    """
     kept_r = kept_tk.flatten()[choices.order_r]
-    rows_before_r = kept_r.cumsum(0)
-    places_tk = (rows_before_r - 1)[choices.places_tk].masked_fill(~kept_tk, -1)
-    ends = torch.cat([rows_before_r.new_zeros(1), rows_before_r])[choices.ends_e]
-    return Sorted(choices.order_r[kept_r], places_tk, ends.to(choices.ends_e.dtype))
+    end_r, dropped_end_r = kept_r.cumsum(0), (~kept_r).cumsum(0)
+    place_r = torch.where(kept_r, end_r, end_r[-1:] + dropped_end_r) - 1
+    order_r = torch.empty_like(choices.order_r).scatter_(0, place_r, choices.order_r)
+    places_tk = place_r[choices.places_tk].masked_fill(~kept_tk, -1)
+    ends = torch.cat([end_r.new_zeros(1), end_r])[choices.ends_e]
+    return Sorted(order_r, places_tk, ends.to(choices.ends_e.dtype))
 
 
 def capacity(factor: float, length: int, moe: Experts) -> int:

@@ -47,15 +47,18 @@ def through_experts(
         out_rd, other_td = compute(x_td, gates_r, rows), None if meanwhile is None else meanwhile()
     else:
         out_rd, other_td = _elsewhere(spread(x_td, index_r, choices.places_tk), gates_r, rows, ep, compute, meanwhile)
-    out_td = collect(out_rd, index_r, choices.places_tk)
+    out_td = collect(out_rd, index_r[: len(out_rd)], choices.places_tk)
     return out_td if other_td is None else out_td + other_td
 
 
 def _elsewhere(
     x_rd: Tensor, gates_r: Tensor, rows: Rows, ep: Axis, compute: Compute, meanwhile: Callable[[], Tensor] | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Each row's output, in the order of the rows, which are sorted by expert and so by rank; and `meanwhile`'s."""
+    """The output of each row that is not dropped, in the order of the rows, which are sorted by expert and so by rank;
+    and `meanwhile`'s."""
     counts_re, there, back = _exchange_counts(rows.ends_e, ep)
+    if (kept := sum(there)) < len(x_rd):  # dropped choices, which lie behind the others, stay
+        x_rd, gates_r = x_rd[:kept], gates_r[:kept]
     travelling = [_Journey(ep, there, back) for _ in range(2)]
     x_nd, gates_n = (_Depart.apply(each, way) for each, way in zip((x_rd, gates_r), travelling, strict=True))
     other = None if meanwhile is None else meanwhile()
