@@ -168,7 +168,7 @@ def test_a_damaged_run_file_exits_with_2(folder: Path, content: bytes, expected:
         (["plan", "--ranks"], "one run file is needed, and none was given"),
         (["plan", "run.yaml", "--ranks"], "how many ranks there are is not known; give --gpus N"),
         (
-            ["plan", "run.yaml", "--ranks", "--gpus", "6", "--parallel.tp", "4"],
+            ["plan", "run.yaml", "--ranks", "--gpus", "6", "--parallel.tp", "4", "--batch.global_size", "24"],
             "use parallel.tp 1 or 2, or 4 or 8 ranks",
         ),
         (

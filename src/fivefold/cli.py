@@ -177,8 +177,10 @@ def plan(
     """
     from fivefold.config.files import load_run
     from fivefold.config.rules import FORWARD, LEGALITY
-    from fivefold.hardware.rule import ACCELERATOR
+    from fivefold.hardware.rule import ACCELERATOR, ACCELERATOR_SAID
     from fivefold.plan.execution import execution_of
+    from fivefold.plan.forecast import with_known_machine
+    from fivefold.plan.planned import FORECAST, RANKS_SAID, SEARCH
     from fivefold.plan.planned import plan as plan_of
 
     if list_ranks and rank is not None:
@@ -199,15 +201,19 @@ def plan(
     if find:
         if list_ranks or rank is not None or explain or html is not None or forward_only:
             raise click.UsageError("--search is a plan of its own; give it without the other kinds")
-        run = load_run(file, overrides, ())
+        run = with_known_machine(load_run(file, overrides, (ACCELERATOR, *SEARCH)))
         ctx.exit(_search(run, execution_of(run, software, hot), write, as_json))
     if forward_only:
         if list_ranks or rank is not None or html is not None:
             raise click.UsageError(
                 "--forward is told as a table, as --json or by --explain; give it without the other kinds"
             )
-        ctx.exit(_forward(load_run(file, overrides, (*FORWARD, ACCELERATOR)), software, hot, explain, as_json))
-    planned = plan_of(load_run(file, overrides, (*LEGALITY, ACCELERATOR)))
+        run = load_run(file, overrides, (*FORWARD, ACCELERATOR, *FORECAST))
+        ctx.exit(_forward(run, software, hot, explain, as_json))
+    told = (RANKS_SAID,) if list_ranks or rank is not None else FORECAST
+    # A finished run says which accelerator it ran on.
+    rules = [rule for rule in told if calibrate is None or rule is not ACCELERATOR_SAID]
+    planned = plan_of(load_run(file, overrides, (*LEGALITY, ACCELERATOR, *rules)))
     if list_ranks or rank is not None:
         found = planned.ranks() if rank is None else planned.build_rank(rank)
         if as_json:

@@ -106,6 +106,9 @@ def test_a_model_without_fields_says_what_it_lacks(refusal: Refusal) -> None:
     ("flags", "expected"),
     [
         (["--optim.lr", "fast"], "optim.lr = fast is not possible; it must be a number (flag --optim.lr)"),
+        (["--tokens", "2T"], "tokens = 2T is not possible; it must be a number or null; write 2e12 (flag --tokens)"),
+        (["--tokens", "15.6 t"], "; write 15.6e12 ("),
+        (["--steps", "1.5k"], "it must be a whole number or null; write 1500 ("),
         (["--steps", "1.5"], "steps = 1.5 is not possible; it must be a whole number or null"),
         (["--steps", ".inf"], "steps = .inf is not possible"),
         (["--steps", "true"], "steps = true is not possible; it must be a whole number or null"),

@@ -233,16 +233,23 @@ BROKEN: list[tuple[str, str]] = [
     ("--batch.global_size 3", "use batch.global_size 4, or batch.micro_size 1 or 3"),
     ("--parallel.dp 0", "parallel.dp = 0: it must be 1 or more"),
     (
-        "--parallel.dp 3 --gpus 4",
+        "--parallel.dp 3 --gpus 4 --batch.global_size 16",
         "parallel.dp 3 x pp 1 x cp 1 x tp 1 = 3, but there are 4 ranks; use parallel.dp 4, or auto",
     ),
-    ("--parallel.tp 8 --gpus 12", "pp 1 x cp 1 x tp 8 = 8 does not divide the 12 ranks there are"),
-    ("--parallel.tp 8 --gpus 12", "use parallel.tp 1, 2 or 4, or 8 or 16 ranks"),
     (
-        "--parallel.tp 4 --parallel.pp 2 --gpus 12",
+        "--parallel.tp 8 --gpus 12 --batch.global_size 48",
+        "pp 1 x cp 1 x tp 8 = 8 does not divide the 12 ranks there are",
+    ),
+    ("--parallel.tp 8 --gpus 12 --batch.global_size 48", "use parallel.tp 1, 2 or 4, or 8 or 16 ranks"),
+    (
+        "--parallel.tp 4 --parallel.pp 2 --gpus 12 --batch.global_size 48",
         "use parallel.tp 1 or 2, or parallel.pp 1 or 3, or 8 or 16 ranks",
     ),
-    ("--parallel.dp 2 --parallel.tp 8 --gpus 12", "= 16, but there are 12 ranks; use parallel.tp 1, 2 or 4, or"),
+    (
+        "--parallel.dp 2 --parallel.tp 8 --gpus 12 --batch.global_size 48",
+        "= 16, but there are 12 ranks; use parallel.tp 1, 2 or 4, or",
+    ),
+    ("--parallel.tp 8 --gpus 12", "the 12 ranks there are; use 8 or 16 ranks"),
     ("--parallel.tp 16 --gpus 2", "use parallel.tp 1 or 2, or 16 ranks"),
     ("--parallel.tp 0", "parallel.tp = 0: it must be 1 or more"),
     ("--parallel.pp 0", "parallel.pp = 0: it must be 1 or more"),
@@ -654,7 +661,7 @@ def test_the_world_decides_dp_and_with_it_the_batch(load: Load) -> None:
         "batch.global_size = 12 is no multiple of batch.micro_size 4 x dp 2 = 8; "
         "use batch.global_size 8 or 16, or batch.micro_size 1, 2 or 3"
     ]
-    assert check(load("--parallel.dp", "2"), world=4) == [
+    assert check(load("--parallel.dp", "2", "--batch.global_size", "16"), world=4) == [
         "parallel.dp 2 x pp 1 x cp 1 x tp 1 = 2, but there are 4 ranks; use parallel.dp 4, or auto"
     ]
 

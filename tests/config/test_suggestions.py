@@ -29,6 +29,7 @@ LATENT = tuple(
     if rule.name.startswith(("latent attention turns", "values of", "a sequence has", "the weight of"))
 )
 TABLES = (*LAYOUT, *PIPELINE, *SPLITS, *MEMORY, *MIXTURE, *LATENT)
+OF_THE_BATCH = next(rule for rule in LAYOUT if rule.name == "microbatches make up the batch")
 Edit = tuple[str, Any]
 NEXT = re.compile(r", (?:or|with) (?=[a-z]+\.[a-z_.]+ |offload |[\d, or]+ ranks|auto)")
 
@@ -188,6 +189,14 @@ def test_the_table_breaks_every_rule_on_layouts() -> None:
     assert broken == {rule.name for rule in TABLES} - {"the pipeline schedule is known"}
 
 
+def test_other_numbers_of_ranks_are_offered_only_if_they_share_out_the_batch() -> None:
+    """tp 1, and 480 ranks, were offered: 125 and 15 shares of 512 sequences."""
+    run = a_run(tp=4, pp=4, gpus=500, global_size=512)
+    assert LAYOUT[0].says(run).endswith("does not divide the 500 ranks there are; use 256 or 512 ranks")
+    fixed = a_run(dp=3, gpus=5, global_size=9)
+    assert LAYOUT[0].says(fixed).endswith("but there are 5 ranks; use 3 or 9 ranks, with parallel.dp auto")
+
+
 degree = st.sampled_from([1, 2, 3, 4, 5, 6, 8])
 LAYOUTS = st.fixed_dictionaries(
     {
@@ -233,3 +242,5 @@ def test_whatever_the_layout_each_suggestion_mends_what_it_is_for(values: dict[s
         edits = suggestions(sentence)
         assert edits, sentence
         assert [edit for edit in edits if not mends(run, rule, edit)] == [], sentence
+        if rule is LAYOUT[0] and run.batch.global_size % run.batch.micro_size == 0:
+            assert all(OF_THE_BATCH not in breaches(changed(run, edit)) for edit in edits), sentence

@@ -49,6 +49,10 @@ def test_families_join_what_has_the_same_kernels() -> None:
         ("rtx 4090", "RTX-4090"),
         ("v100", "V100-SXM-32GB"),
         ("mi300x", "MI300X"),
+        ("nvidia-h100", "H100-SXM-80GB"),
+        ("NVIDIA H200", "H200-SXM-141GB"),
+        ("tesla_v100", "V100-SXM-32GB"),
+        ("AMD Instinct MI300X", "MI300X"),
     ],
 )
 def test_a_name_is_found_however_it_is_written(name: str, full: str) -> None:
@@ -87,7 +91,10 @@ def test_what_only_sounds_like_an_entry_is_none(driver: str) -> None:
     assert by_driver_name(driver) is None
 
 
-@pytest.mark.parametrize(("name", "near"), [("h10", "H100"), ("gb-2000", "GB200"), ("L40", "L40S"), ("h2oo", "H200")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("h10", "H100"), ("gb-2000", "GB200"), ("L40", "L40S"), ("h2oo", "H200"), ("nvidia-h10o", "H100")],
+)
 def test_an_unknown_name_is_refused_with_near_ones(name: str, near: str) -> None:
     with pytest.raises(UserError, match=rf"cluster.gpu = {name}: .*did you mean .*{near}"):
         by_name(name)

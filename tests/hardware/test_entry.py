@@ -11,7 +11,9 @@ from fivefold.config.yaml12 import write_text
 from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.catalogue import accelerators, by_name
-from fivefold.hardware.entry import QUANTITIES, accelerator_of, entry_of, faults, read_entry, write_entry
+from fivefold.hardware.entry import FAMILIES, QUANTITIES, accelerator_of, entry_of, faults, read_entry, write_entry
+from fivefold.plan.constants import FITTED_FAMILIES, constants
+from fivefold.plan.time.rates import MULTIPROCESSORS, WATTS, WITHOUT_TILES
 
 GOOD: dict[str, Any] = {
     "name": "own",
@@ -86,6 +88,11 @@ def test_the_least_that_a_file_must_say(tmp_path: Path) -> None:
         ({"watts": -1}, "watts = -1: it must be above 0"),
         ({"bandwith": 3.35}, "bandwith: there is no such key; did you mean bandwidth_tb_s?"),
         ({"name": 7}, "name = 7: it must be a text"),
+        (
+            {"family": "Blackwel"},
+            "family = Blackwel: there is no such family; did you mean Blackwell? known are V100, A10",
+        ),
+        ({"family": "h100"}, "family = h100: there is no such family; did you mean H100?"),
         ({"measured": {"copy_tb_s": 5.0}}, "measured.copy_tb_s = 5 lies above bandwidth_tb_s = 4.8"),
         ({"measured": {"copy": 5.0}}, "measured.copy: there is no such key"),
         ({"measured": {"products": [{"m": 1}]}}, "measured.products: each row must have format, m, n, k, tflops"),
@@ -98,6 +105,13 @@ def test_what_cannot_be_right_is_said_in_one_message(tmp_path: Path, changes: di
     assert words in text
     assert "things are wrong" not in text
     assert text.startswith(str(tmp_path / "own.yaml"))
+
+
+def test_every_family_that_something_is_known_of_can_be_named() -> None:
+    known = {*FITTED_FAMILIES, *MULTIPROCESSORS, *WITHOUT_TILES, *WATTS, *constants().families}
+    assert known | {accelerator.family for accelerator in accelerators()} | {"other"} == set(FAMILIES)
+    docs = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
+    assert ", ".join(FAMILIES) in docs.replace("`", "")
 
 
 def test_a_complaint_names_the_line(tmp_path: Path) -> None:

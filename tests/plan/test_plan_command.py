@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -13,7 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from fivefold import Run, plan
 from fivefold.cli import commands
+from fivefold.config.files import ConfigError
 
 LARGE = """\
 name: large
@@ -121,6 +125,59 @@ def test_the_json_has_the_documented_keys_and_money_only_with_a_price(folder: Pa
     docs = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
     for name in (*SCHEMA, *found["figures"], "money"):
         assert f"`{name}`" in docs, name
+
+
+def test_the_plans_of_the_readme_come_out_of_the_file_that_init_writes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch of that file was no multiple of its micro-batch x dp 8."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^fivefold (plan .*)", readme, flags=re.MULTILINE)
+    assert len(lines) == 2
+    (folder / "mine.yaml").write_text(CliRunner().invoke(commands, ["init"]).stdout)
+    (folder / "data" / "stdlib").mkdir(parents=True)
+    (folder / "data" / "stdlib" / "dataset.json").write_text('{"vocab": 8192}')
+    for line in lines:
+        result = CliRunner().invoke(commands, shlex.split(line, comments=True), prog_name="fivefold")
+        assert result.exit_code == 0, result.output
+    assert (folder / "plan.html").is_file()
+    for gpus in ("1", "2", "4", "8"):
+        result = CliRunner().invoke(commands, ["plan", "mine.yaml", "--gpu", "h100", "--gpus", gpus])
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        ([], ["how many ranks", "which GPU", "how large the model is"]),
+        (["--gpus", "3"], ["batch.global_size = 2048 is no multiple", "which GPU", "how large the model is"]),
+        (["--forward"], ["how many ranks", "which GPU", "how large the model is"]),
+        (["--search"], ["how many GPUs", "which GPU", "how large the model is"]),
+        (
+            ["--parallel.tp", "3"],
+            ["model.heads = 128 cannot", "8 key/value", "model.ffn", "a microbatch of", "how many"],
+        ),
+    ],
+)
+def test_all_that_is_wrong_or_not_known_is_said_at_once(folder: Path, words: list[str], starts: list[str]) -> None:
+    """They were asked for one after the other."""
+    result = call("--model.vocab", "auto", "--parallel.pp", "1", "--parallel.tp", "1", *words)
+    assert result.exit_code == 2
+    told = [line.removeprefix("  - ") for line in result.stderr.splitlines()[1:]]
+    for start in starts:
+        assert sum(line.startswith(start) for line in told) == 1, start
+    if len(starts) == 3:
+        assert len(told) == 3
+
+
+def test_a_plan_from_python_asks_at_once_for_what_it_lacks(folder: Path) -> None:
+    run = Run.load(folder / "run.yaml", ["--model.vocab", "auto", "--gpus", "128"])
+    with pytest.raises(ConfigError) as raised:
+        plan(run).forecast()
+    assert [problem.split(";")[0] for problem in raised.value.problems] == [
+        "which GPU the plan is for is not known",
+        "how large the model is is not known: model.vocab is auto and its data is not there yet",
+    ]
 
 
 def test_what_does_not_fit_exits_with_3_and_is_told_all_the_same(folder: Path) -> None:

@@ -6,6 +6,7 @@ is collected and said at once: first all keys and types, and when those are righ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -188,11 +189,26 @@ def _explain(
         else:
             sentence = (
                 f"{'.'.join(map(str, path))} = {_shown(value)} is not possible; it must be {allowed(type_at(path))}"
+                f"{_written_out(value, type_at(path))}"
             )
             wrong[path] = _at(path, places, sentence)
     if not missing_in_model:
         missing.pop(("model",), None)
     return [*wrong.values(), *(_missing(path, keys) for path, keys in missing.items())]
+
+
+LETTERS = {"k": 3, "m": 6, "g": 9, "b": 9, "t": 12}
+"""Letters behind a number, as people write it, and the powers of ten that they stand for."""
+
+
+def _written_out(value: Any, annotation: Any) -> str:
+    """How to write a number such as 2T, where a number is wanted; empty for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgbt])", value.lower()) if isinstance(value, str) else None
+    if match is None or not {int, float} & set(members(annotation)):
+        return ""
+    power = LETTERS[match[2]]
+    whole = float not in members(annotation)
+    return f"; write {float(match[1]) * 10**power:.0f}" if whole else f"; write {match[1]}e{power}"
 
 
 def _inside(location: tuple[str | int, ...], values: Any) -> tuple[KeyPath, Any]:

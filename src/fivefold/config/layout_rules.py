@@ -52,21 +52,45 @@ def _say_world(run: Run) -> str:
     if parallel.dp == "auto":
         return f"{degrees} = {unit} does not divide the {world} ranks there are; use {_fitting(run, world)}"
     product = f"parallel.dp {parallel.dp} x {degrees} = {parallel.dp * unit}, but there are {world} ranks"
-    if world % unit:
+    if world % unit or not _shares_batch(run, world // unit):
         return f"{product}; use {_fitting(run, world)}, with parallel.dp auto"
     return f"{product}; use parallel.dp {world // unit}, or auto"
 
 
 def _fitting(run: Run, world: int) -> str:
-    """Which values of one degree alone would make pp x cp x tp divide the world, and which worlds it divides."""
+    """Which values of one degree alone would make pp x cp x tp divide the world, and which worlds it divides.
+
+    Only those with which dp shares out the batch as well.
+    """
     unit = ranks_a_replica(run)
     options = []
     for name, fits in (("tp", splits_layers), ("pp", _fills_stages), ("cp", cuts_sequences)):
         others = unit // getattr(run.parallel, name)
-        degrees = [d for d in divisors_of(world // others) if fits(run, d)] if world % others == 0 else []
+        degrees = [
+            degree
+            for degree in (divisors_of(world // others) if world % others == 0 else [])
+            if fits(run, degree) and _shares_batch(run, world // others // degree)
+        ]
         if degrees and others < unit:
             options.append(f"parallel.{name} {choices(degrees)}")
-    return ", or ".join([*options, f"{choices(multiples_around(world, unit))} ranks"])
+    return ", or ".join([*options, f"{choices(_worlds_around(run, world))} ranks"])
+
+
+def _worlds_around(run: Run, world: int) -> list[int]:
+    """The numbers of ranks next below and above `world` that the layout fills, with a dp that shares out the batch."""
+    unit = ranks_a_replica(run)
+    whole, rest = divmod(run.batch.global_size, run.batch.micro_size)
+    if rest:
+        return multiples_around(world, unit)
+    fewer = [dp for dp in divisors_of(whole) if dp * unit <= world]
+    more = [dp for dp in divisors_of(whole) if dp * unit > world]
+    return [dp * unit for dp in (*fewer[-1:], *more[:1])]
+
+
+def _shares_batch(run: Run, dp: int) -> bool:
+    """Whether `dp` shares of a step are whole microbatches; True of a batch of which no dp makes any."""
+    size, micro = run.batch.global_size, run.batch.micro_size
+    return size % micro != 0 or size % (micro * dp) == 0
 
 
 def _fills_stages(run: Run, pp: int) -> bool:

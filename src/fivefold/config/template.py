@@ -27,7 +27,6 @@ EXAMPLE: dict[str, Any] = {
     "data.seq_len": 256,
     "validate.tokens": 50_000,
     "batch.global_size": 8,
-    "batch.micro_size": 4,
     "optim.lr": 1.5e-3,
 }
 """What the example says otherwise than the defaults."""

@@ -20,6 +20,9 @@ from fivefold.hardware.entry import accelerator_of, read_entry
 from fivefold.near import bare, near_names, question
 
 VENDORS = re.compile(r"^(NVIDIA|Tesla|AMD Instinct|AMD)\s+")
+"""Before the name that a driver tells."""
+WRITTEN_VENDORS = re.compile(r"^((nvidia|tesla|amd|instinct|google)[\s_-]*)+", re.IGNORECASE)
+"""Before a name that somebody writes."""
 
 
 @cache
@@ -52,13 +55,15 @@ def names() -> list[str]:
 def by_name(name: str) -> Accelerator:
     """The accelerator of this name or alias (h100 is H100-SXM-80GB), or the one that a YAML file describes.
 
+    A vendor before the name (nvidia-h100) is left out.
     Raises UserError with near names if there is none, or with all that is wrong with the file.
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return read_entry(Path(name).expanduser())
-    found = _by_key().get(bare(name))
+    model = WRITTEN_VENDORS.sub("", name)
+    found = _by_key().get(bare(model))
     if found is None:
-        near = dict.fromkeys(_by_key()[each].name for each in near_names(name, _by_key(), most=3, cutoff=0.5))
+        near = dict.fromkeys(_by_key()[each].name for each in near_names(model, _by_key(), most=3, cutoff=0.5))
         raise UserError(
             f"cluster.gpu = {name}: there is no such accelerator in the catalogue; {question(near)}known are "
             f"{', '.join(names())}; one of your own is a YAML file, as `fivefold bench --out FILE.yaml` writes it"

@@ -18,6 +18,8 @@ from fivefold.hardware.accelerator import Accelerator, Collective, Measured, Pro
 from fivefold.near import did_you_mean
 
 FORMATS = ("bf16", "fp16", "fp8", "fp4", "fp32")
+FAMILIES = ("V100", "A10", "A100", "Ada", "H100", "Blackwell", "MI300", "TPU", "CPU", "other")
+"""Whose kernels an accelerator has. Those that no constants were fitted for are planned as `other`, but for a CPU."""
 
 
 class Quantity(NamedTuple):
@@ -95,6 +97,8 @@ def _wrong_values(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif key in TEXTS:
             if not isinstance(value, str):
                 yield key, f"{key} = {value!r}: it must be a text"
+            elif key == "family" and value not in FAMILIES:
+                yield key, f"family = {value}: there is no such family; {_say_known(value, FAMILIES)}"
         elif key == "confidence":
             if not (isinstance(value, dict) and all(isinstance(each, str) for each in value.values())):
                 yield key, f"{key} = {value!r}: it must give a word for each key"

@@ -12,8 +12,9 @@ from typing import Any
 from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
-from fivefold.hardware.catalogue import by_name, names
+from fivefold.hardware.catalogue import by_name
 from fivefold.hardware.entry import QUANTITIES
+from fivefold.hardware.rule import which_gpu
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,7 @@ def cluster_of(run: Run) -> Cluster:
     """
     asked = run.cluster
     if asked.gpu == "auto":
-        raise UserError(
-            f"which GPU the plan is for is not known; give --gpu NAME (cluster.gpu), one of {', '.join(names())}, or "
-            "a YAML file of your own"
-        )
+        raise UserError(which_gpu())
     if asked.gpus == "auto":
         raise UserError("how many GPUs there are is not known; give --gpus N (cluster.gpus)")
     return cluster(

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fivefold.config.files import ConfigError
+from fivefold.config.rules import check
 from fivefold.config.run import Run
 from fivefold.hardware.local import local_accelerator
+from fivefold.hardware.rule import which_gpu
 from fivefold.pipeline.of_run import microbatches_of
 from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.basis import notes_above_peak, rates_basis, rates_sentence, says_peak
@@ -32,7 +35,7 @@ from fivefold.plan.scaling import Point, scaling
 from fivefold.plan.software import Software
 from fivefold.plan.storage import Storage, saved, storage_of
 from fivefold.plan.time.step import StepTime
-from fivefold.plan.vocabulary import with_vocabulary
+from fivefold.plan.vocabulary import VOCABULARY_SAID, with_vocabulary
 
 SCHEMA = 1
 """Of the JSON; it changes when a key goes or means something else, not when one is added."""
@@ -269,11 +272,16 @@ def forecast(
 
 
 def with_known_machine(run: Run) -> Run:
-    """With the vocabulary and the accelerator that data and machine tell."""
-    run = with_vocabulary(run)
+    """With the vocabulary and the accelerator that data and machine tell.
+
+    Raises ConfigError with what of the two they do not.
+    """
     if run.cluster.gpu == "auto" and (found := local_accelerator()) is not None:
         run = run.model_copy(update={"cluster": run.cluster.model_copy(update={"gpu": found.name})})
-    return run
+    unknown = [which_gpu()] if run.cluster.gpu == "auto" else []
+    if unknown := [*unknown, *check(run, rules=(VOCABULARY_SAID,))]:
+        raise ConfigError(unknown)
+    return with_vocabulary(run)
 
 
 def _storage(run: Run, cluster: Cluster, seconds: float) -> Storage:

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 from fivefold.config.files import ConfigError
 from fivefold.config.layout_rules import ranks_a_replica
 from fivefold.config.notable import notes_on
+from fivefold.config.rule import Rule
 from fivefold.config.rules import LEGALITY, NOT_YET, broken_rules, check, with_world
 from fivefold.config.run import Run
 from fivefold.errors import UserError
-from fivefold.hardware.rule import ACCELERATOR
+from fivefold.hardware.rule import ACCELERATOR, ACCELERATOR_SAID
 from fivefold.parallel.grid import Grid
 from fivefold.pipeline.schedule import Schedule
 from fivefold.plan.execution import OURS, Execution
 from fivefold.plan.forecast import FAILURES, Forecast, forecast
 from fivefold.plan.pipeline import pipeline_schedule
 from fivefold.plan.ranks import Ranks, ranks
-from fivefold.plan.vocabulary import vocabulary_notes, with_known_vocabulary
+from fivefold.plan.vocabulary import VOCABULARY_SAID, vocabulary_notes, with_known_vocabulary
 
 if TYPE_CHECKING:
     from fivefold.plan.dry_run import RankBuild
@@ -67,9 +68,11 @@ class Plan:
 def plan(run: Run) -> Plan:
     """The plan of `run`.
 
-    Raises UserError if nothing says how many ranks there are, or if the pipeline's schedule cannot run, ConfigError
-    with all rules that the layout breaks.
+    Raises ConfigError with all rules that the layout breaks, among them that nothing says how many ranks there are,
+    UserError if the pipeline's schedule cannot run.
     """
+    if RANKS_SAID.broken(run):
+        raise ConfigError(check(run, rules=(*LEGALITY, ACCELERATOR, RANKS_SAID)))
     world = world_of(run)
     _check(run, world)
     run = with_world(run, world)
@@ -93,7 +96,31 @@ def world_of(run: Run) -> int:
         return run.cluster.gpus
     if run.parallel.dp != "auto":
         return run.parallel.dp * ranks_a_replica(run)
-    raise UserError(
+    raise UserError(_which_world(run))
+
+
+def _which_world(run: Run) -> str:
+    return (
         "how many ranks there are is not known; give --gpus N (cluster.gpus), or --parallel.dp N: the ranks are then "
         f"N x pp {run.parallel.pp} x cp {run.parallel.cp} x tp {run.parallel.tp}"
     )
+
+
+RANKS_SAID = Rule(
+    "the number of ranks is said",
+    about=("cluster.gpus", "parallel.dp"),
+    broken=lambda run: run.cluster.gpus == "auto" and run.parallel.dp == "auto",
+    says=_which_world,
+)
+"""`cluster.gpus`, or parallel.dp, is a number; every plan asks that."""
+GPUS_SAID = Rule(
+    "the number of GPUs is said",
+    about=("cluster.gpus",),
+    broken=lambda run: run.cluster.gpus == "auto",
+    says=lambda run: "how many GPUs there are is not known; give --gpus N (cluster.gpus)",
+)
+"""`cluster.gpus` is a number; a search asks that, for it finds parallel.dp itself."""
+FORECAST: tuple[Rule, ...] = (RANKS_SAID, ACCELERATOR_SAID, VOCABULARY_SAID)
+"""What a plan of time and memory has to know."""
+SEARCH: tuple[Rule, ...] = (GPUS_SAID, ACCELERATOR_SAID, VOCABULARY_SAID)
+"""What a search has to know."""

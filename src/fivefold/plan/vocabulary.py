@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from fivefold.config.models import huggingface_fields, preset_fields
+from fivefold.config.rule import Rule
 from fivefold.config.run import Model, Run
 from fivefold.errors import UserError
 
@@ -38,13 +39,26 @@ def with_vocabulary(run: Run) -> Run:
     """As `with_known_vocabulary`. Raises UserError, with what the preset has, if nothing says the vocabulary."""
     run = with_known_vocabulary(run)
     if run.model.vocab == "auto":
-        published = published_vocabulary(run.model)
-        number = "N" if published is None else f"{published}, that of {_name(run.model)}"
-        raise UserError(
-            "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
-            f"--model.vocab {number}"
-        )
+        raise UserError(_which_vocabulary(run))
     return run
+
+
+def _which_vocabulary(run: Run) -> str:
+    published = published_vocabulary(run.model)
+    number = "N" if published is None else f"{published}, that of {_name(run.model)}"
+    return (
+        "how large the model is is not known: model.vocab is auto and its data is not there yet; give "
+        f"--model.vocab {number}"
+    )
+
+
+VOCABULARY_SAID = Rule(
+    "the vocabulary is said",
+    about=("model.vocab", "data.train"),
+    broken=lambda run: known_vocabulary(run) is None,
+    says=_which_vocabulary,
+)
+"""The run file or its data says the vocabulary; a plan of time and memory asks that."""
 
 
 def published_vocabulary(model: Model) -> int | None:
