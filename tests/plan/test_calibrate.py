@@ -33,6 +33,7 @@ from tests.train.conftest import trainer_in
 MODEL = Model(layers=16, hidden=2048, heads=16, kv_heads=8, ffn=8192, vocab=32000)
 SPARSE = MODEL.model_copy(update={"moe": Experts(experts=16, top_k=2, ffn=2048)})
 STEPS = 40
+H100 = {"kind": "started", "device": "NVIDIA H100 80GB HBM3"}
 
 
 def run_of(model: Model = MODEL, gpus: int = 8, gpu: str = "h100", **parallel: Any) -> Run:
@@ -55,7 +56,7 @@ def trained(
     run: Run,
     step_s: float | Callable[[int], float],
     gib: float = 40.0,
-    events: Sequence[Mapping[str, Any]] = ({"kind": "started", "device": "NVIDIA H100 80GB HBM3"},),
+    events: Sequence[Mapping[str, Any]] = (H100,),
     steps: int = STEPS,
     **more: float,
 ) -> Path:
@@ -136,6 +137,16 @@ def test_of_the_run_itself_a_plan_says_what_was_measured_and_of_another_what_fol
     assert points[16] == pytest.approx(other.step.seconds)
 
 
+@pytest.mark.parametrize("every", [None, 100])
+def test_what_rests_on_failures_is_assumed_whatever_a_run_measured(tmp_path: Path, every: int | None) -> None:
+    run = run_of(dp=8)
+    run = run.model_copy(update={"checkpoint": run.checkpoint.model_copy(update={"every": every})})
+    found = predicted(run, trained(tmp_path / "run", run, 2.0))
+    resting = ("ettr", "calendar_days", "paid_gpu_hours")
+    assert {found.figure(name).basis for name in resting} == {"assumed"}
+    assert found.figure("busy_gpu_hours").basis == "measured"
+
+
 def test_medians_are_of_steady_steps_of_the_newest_start(tmp_path: Path) -> None:
     """Compiling, validations and checkpoints take their own time, and an earlier start had another layout."""
     run = run_of(dp=8).model_copy(update={"checkpoint": run_of(dp=8).checkpoint.model_copy(update={"every": 4})})
@@ -169,16 +180,19 @@ def test_an_exchange_has_a_factor_of_its_own_and_keeps_it_on_the_same_links(tmp_
     assert predicted(longer, folder).step.parts["ep"] == pytest.approx(3.0 * predicted(longer).step.parts["ep"])
     between = run_of(SPARSE, gpus=16, dp=16, ep=16)
     assert predicted(between, folder).step.parts["ep"] == predicted(between).step.parts["ep"]
+    left_out = "ep stays as predicted in the plan: its ranks are joined otherwise than those of small"
+    for plan_of, is_left_out in ((run, False), (longer, False), (between, True)):
+        notes = predicted(plan_of, folder).json()["calibration"]["notes"]
+        assert any(left_out in note for note in notes) is is_left_out
+    assert "ep x 3.000 between ranks that are joined alike" in "\n".join(found.lines())
 
 
 def test_experts_are_as_hot_as_the_run_counted_them(tmp_path: Path) -> None:
     run = run_of(SPARSE, dp=8, ep=8)
     folder = trained(tmp_path / "run", run, 2.0)
-    counts = [20, 20, *[1] * 14]
-    line = {"step": STEPS, "counts": {str(layer): counts for layer in range(16)}}
-    (folder / "experts.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
+    (folder / "experts.jsonl").write_text(f"{counted()}\n", encoding="utf-8")
     found = predicted(run, folder)
-    assert found.execution.hot_experts == pytest.approx(40 / (sum(counts) / 8))
+    assert found.execution.hot_experts == pytest.approx(40 / (54 / 8))
     assert found.step.seconds == pytest.approx(2.0)
     assert found.figure("step_seconds").basis == "measured"
 
@@ -239,13 +253,103 @@ def test_a_step_that_leaves_nothing_for_computation_corrects_no_time(tmp_path: P
     assert found.figure("step_seconds").bar is not None
 
 
+@pytest.mark.parametrize(("part", "field"), [("optimizer", "update_s"), ("ep", "moe_exchange_s")])
+def test_what_takes_longer_than_the_whole_step_gives_no_factor_at_all(tmp_path: Path, part: str, field: str) -> None:
+    """Factors of thousands were listed, and none was applied."""
+    run = run_of(SPARSE, dp=8, ep=8)
+    before = predicted(run)
+    folder = trained(tmp_path / "run", run, before.step.seconds, gib=1.0, **{field: 100.0})
+    found = predicted(run, folder)
+    assert factors(found) == {}
+    assert found.step == before.step
+    told = found.json()["calibration"]
+    assert next(term["measured"] for term in told["terms"] if term["name"] == part) == 100.0
+    assert any("leaves nothing for computation" in note for note in told["notes"])
+    table = "\n".join(found.lines())
+    assert "factor of" not in table
+    assert "calibrated on small: nothing could be told" in table
+    assert "small gives no factor, so all is as predicted" in table
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['{"step": 41, "step_s": "x"}', '{"step": "x", "step_s": 1}', '{"step_s": 1}', '{"step": true, "step_s": 1}'],
+        ['{"step": 41, "step_s": -1}', '{"step": 41, "step_s": NaN}', '{"step": -3, "step_s": 1}'],
+        ['{"step": 41, "step_s": 1' + 400 * "0" + "}", '{"step": 41, "step_s": 1e-320}', '{"step": 41, "step_s": []}'],
+        ["[", "[1]", "7", "null", '"x"', "{}", "[" * 100_000, "\x00"],
+    ],
+)
+def test_damaged_lines_of_metrics_and_events_and_counts_change_nothing(tmp_path: Path, lines: list[str]) -> None:
+    run = run_of(SPARSE, dp=8, ep=8)
+    folder = trained(tmp_path / "run", run, 2.0, update_s=0.01, moe_exchange_s=0.1)
+    (folder / "experts.jsonl").write_text(f"{counted()}\n", encoding="utf-8")
+    before = predicted(run, folder).json()
+    for file in ("metrics.jsonl", "events.jsonl", "experts.jsonl"):
+        with (folder / file).open("a", encoding="utf-8") as more:
+            more.writelines(f"{line}\n" for line in lines)
+    assert predicted(run, folder).json() == before
+
+
+@pytest.mark.parametrize("step", ["x", [], {}, -1, 2.5, True])
+def test_a_start_whose_step_is_none_is_left_out(tmp_path: Path, step: object) -> None:
+    run = run_of(dp=8)
+    events = [H100, {"kind": "resumed", "step": step, "device": "CPU"}, {"kind": []}, {"kind": None, "step": "x"}]
+    found = predicted(run, trained(tmp_path / "run", run, 2.0, events=events)).json()["calibration"]
+    assert (found["device"], found["steps"]["trained"]) == (H100["device"], STEPS)
+
+
+ODD = (None, "", "x", [], {}, True, 0, -1, 2.5, 1e30, float("nan"), 10**400)
+
+
+def test_no_odd_value_in_the_files_of_a_run_is_more_than_one_message(tmp_path: Path) -> None:
+    run = run_of(SPARSE, dp=4, ep=4, pp=2)
+    folder = trained(tmp_path / "run", run, 2.0, update_s=0.01, moe_exchange_s=0.1)
+    (folder / "experts.jsonl").write_text(f"{counted()}\n", encoding="utf-8")
+    schedule = schedule_of_run(plan(run).run)
+    assert schedule is not None
+    times = Times(*((1.0, 1.0),) * 3)
+    spans = [[(str(action), start, end) for action, start, end in rank] for rank in simulate(schedule, times).spans]
+    Measured(to_csv(schedule), schedule.name, 30, spans, 1e-3, 2048).save(folder / PIPELINE_FILE)
+    assert said(run, folder) == ""
+    for file in ("metrics.jsonl", "events.jsonl", "experts.jsonl", PIPELINE_FILE):
+        text = (folder / file).read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        for key in lines[0]:
+            for value in ODD:
+                changed = [{**line, key: value} for line in lines]
+                (folder / file).write_text("".join(f"{json.dumps(line)}\n" for line in changed), encoding="utf-8")
+                assert len(said(run, folder).splitlines()) <= 1, (file, key, value)
+        for content in (b"", b"\xff\xfe", b"[", b"null", b"[" * 100_000, b"{}", b'{"step": 1}'):
+            (folder / file).write_bytes(content)
+            assert len(said(run, folder).splitlines()) <= 1, (file, content[:20])
+        (folder / file).unlink()
+        (folder / file).mkdir()
+        assert len(said(run, folder).splitlines()) <= 1, file
+        (folder / file).rmdir()
+        (folder / file).write_text(text, encoding="utf-8")
+
+
+def said(run: Run, folder: Path) -> str:
+    """The message of a run that cannot be calibrated with; none of one that can."""
+    try:
+        found = predicted(run, folder)
+    except UserError as error:
+        return str(error)
+    json.dumps(found.json(), allow_nan=False)
+    assert found.lines()
+    return ""
+
+
+def counted() -> str:
+    """A line of what a run of `SPARSE` counted."""
+    return json.dumps({"step": STEPS, "counts": {str(layer): [20, 20, *[1] * 14] for layer in range(16)}})
+
+
 def test_a_factor_far_from_one_is_warned_of(tmp_path: Path) -> None:
     run = run_of(dp=8)
     found = predicted(run, trained(tmp_path / "run", run, 3 * predicted(run).step.seconds))
     assert any("computation took" in note for note in found.json()["calibration"]["notes"])
-
-
-H100 = {"kind": "started", "device": "NVIDIA H100 80GB HBM3"}
 
 
 @pytest.mark.parametrize(

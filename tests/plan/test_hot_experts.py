@@ -164,6 +164,44 @@ def test_a_finished_run_tells_its_load_by_the_later_half_of_its_steps(tmp_path: 
     assert read_hot_experts("1.25", run) == 1.25
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"step": 1},
+        {"counts": 5},
+        {"counts": []},
+        {"counts": {"layers.0": "x"}},
+        {"counts": {"layers.0": 7, "layers.1": None, "layers.2": {}}},
+        {"counts": {"layers.0": [1, "x"], "layers.1": [[]], "layers.2": []}},
+        {"counts": {"layers.0": [-4, *[4] * 31], "layers.1": [True] * 32, "layers.2": [float("nan")] * 32}},
+        {"counts": {"layers.0": [10**400, *[4] * 31], "layers.1": [1e300] * 32, "layers.2": [0] * 32}},
+        {"counts": {"layers.0": [3, 5]}},
+    ],
+)
+def test_damaged_lines_of_a_finished_run_are_left_out(tmp_path: Path, line: dict[str, Any]) -> None:
+    folder = counted(tmp_path / "run", *[{"1": [12, *[4] * 29, 0, 0]}] * 2)
+    with (folder / "experts.jsonl").open("a") as file:
+        file.write(f"[\n{json.dumps(line)}\n")
+    assert read_hot_experts(str(folder), mixed()) == 24 / 16
+    (folder / "experts.jsonl").write_text(json.dumps(line))
+    with pytest.raises(UserError, match=r"has no counts|counts the choices of 2 experts"):
+        read_hot_experts(str(folder), mixed())
+
+
+def test_counts_that_cannot_be_read_are_one_message(tmp_path: Path) -> None:
+    (tmp_path / "run" / "experts.jsonl").mkdir(parents=True)
+    with pytest.raises(UserError, match="cannot read"):
+        read_hot_experts(str(tmp_path / "run"), mixed())
+
+
+def test_experts_that_do_not_divide_over_ep_have_no_load(tmp_path: Path) -> None:
+    folder = counted(tmp_path / "run", {"1": [4] * 32})
+    for ep in (5, 64):
+        run = mixed().model_copy(update={"parallel": mixed().parallel.model_copy(update={"ep": ep})})
+        with pytest.raises(UserError, match=f"32 experts cannot be shared out over parallel.ep = {ep}"):
+            read_hot_experts(str(folder), run)
+
+
 def test_a_run_tells_no_load_of_ranks_that_have_all_experts(tmp_path: Path) -> None:
     folder = counted(tmp_path / "run", {"1": [12, *[4] * 29, 0, 0]})
     with pytest.raises(UserError, match=r"give parallel\.ep, for which the load of a rank is counted, or a number"):

@@ -6,10 +6,11 @@ the load of the busiest rank over the mean. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
@@ -19,6 +20,8 @@ from fivefold.plan.schedule_times import RUNS
 
 MEASURED_WITH_BIASES = 1.2
 """The largest load of an expert of the worst layer, with biases alone and 8,192 tokens a step (docs/experts.md)."""
+MOST = 2**53
+"""Choices that a count has at most: beyond it floats do not tell one number from the next."""
 
 
 def read_hot_experts(text: str, run: Run) -> float:
@@ -29,7 +32,7 @@ def read_hot_experts(text: str, run: Run) -> float:
     """
     for folder in (Path(text), RUNS / text):
         if text and folder.is_dir():
-            return _counted(folder, run)
+            return _given(folder, run)
     try:
         hot = float(text)
     except ValueError:
@@ -49,19 +52,52 @@ def rank_load(counts: Sequence[float], ep: int) -> float:
     return max(loads) / fmean(loads)
 
 
-def _counted(folder: Path, run: Run) -> float:
-    file = folder / EXPERTS
-    lines = list(read_lines(file)) if file.exists() else []
-    layers = [counts for line in lines[len(lines) // 2 :] for counts in line["counts"].values() if sum(counts)]
+def load_counted(folder: Path, run: Run) -> float | None:
+    """The load that the run in `folder` counted, for a run with this model and `parallel.ep`; None if it counted none.
+
+    Raises UserError if its file cannot be read, or counts the choices of another number of experts.
+    """
+    file, moe, ep = folder / EXPERTS, run.model.moe, run.parallel.ep
+    try:
+        lines = [counts for line in read_lines(file) if (counts := _counts(line))]
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror or error}") from error
+    layers = [counts for line in lines[len(lines) // 2 :] for counts in line]
     if not layers:
-        raise UserError(f"{file} has no counts of experts' choices; name a run of a model with experts, or a number")
-    moe, ep = run.model.moe, run.parallel.ep
-    if moe is None or moe.experts != len(layers[0]):
+        return None
+    mine = [counts for counts in layers if moe is not None and len(counts) == moe.experts]
+    if not mine:
         has = "none" if moe is None else f"{moe.experts}"
-        raise UserError(f"{file} counts the choices of {len(layers[0])} experts, and the model has {has}")
+        raise UserError(f"{file} counts the choices of {len(layers[-1])} experts, and the model has {has}")
     if ep == 1:
         raise UserError(
             f"with parallel.ep = 1 every rank has all experts, so {file} makes none of them hotter; give parallel.ep, "
             "for which the load of a rank is counted, or a number"
         )
-    return fmean(rank_load(counts, ep) for counts in layers)
+    if moe is not None and moe.experts % ep:
+        raise UserError(f"{moe.experts} experts cannot be shared out over parallel.ep = {ep}, so no rank has a load")
+    return fmean(rank_load(counts, ep) for counts in mine)
+
+
+def _given(folder: Path, run: Run) -> float:
+    found = load_counted(folder, run)
+    if found is None:
+        raise UserError(
+            f"{folder / EXPERTS} has no counts of experts' choices; name a run of a model with experts, or a number"
+        )
+    return found
+
+
+def _counts(line: Mapping[str, Any]) -> list[list[float]]:
+    """The choices of each expert, by layer, on a line of experts.jsonl; of layers that nothing was counted of, none."""
+    counts = line.get("counts")
+    return [each for each in counts.values() if _is_counted(each)] if isinstance(counts, dict) else []
+
+
+def _is_counted(counts: Any) -> bool:
+    """Whether these are the choices of a layer's experts."""
+    return isinstance(counts, list) and all(map(_is_count, counts)) and sum(counts) > 0
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= MOST

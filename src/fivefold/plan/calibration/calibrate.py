@@ -7,7 +7,7 @@ measured step. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from fivefold.config.run import Run
 from fivefold.errors import UserError
@@ -15,13 +15,13 @@ from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.catalogue import by_driver_name, by_name, is_driven_as
 from fivefold.hardware.local import local_accelerator
 from fivefold.observe.events import CPU
-from fivefold.observe.observer import EVENTS, EXPERTS
+from fivefold.observe.observer import EVENTS
 from fivefold.plan.calibration.factors import COMPUTATION, ENDS, ESTIMATED, Calibration, Factor, identity, links_of
 from fivefold.plan.calibration.measured import RunMeasured, read_run
 from fivefold.plan.calibration.residual import Residual, parts_measured, terms_of
 from fivefold.plan.cluster import cluster_of
 from fivefold.plan.execution import Execution
-from fivefold.plan.hot_experts import read_hot_experts
+from fivefold.plan.hot_experts import load_counted
 from fivefold.plan.memory.peak import GIB, Memory, memory
 from fivefold.plan.planned import plan
 from fivefold.plan.quantities import percent, time
@@ -49,7 +49,19 @@ def calibrated(asked: Run, text: str) -> Residual:
     factor, of_memory = memory_factor(found, held)
     calibration = Calibration(found.name, parts, factor, links_of(run, cluster), identity(run), hot)
     terms = tuple(terms_of(run, found, step, held))
-    return Residual(found, target.name, terms, calibration, (*of_parts, *of_memory), named)
+    asked = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"gpu": named})})
+    notes = (*of_parts, *of_memory, *_left_out(calibration, asked))
+    return Residual(found, target.name, terms, calibration, notes, named)
+
+
+def _left_out(calibration: Calibration, asked: Run) -> Iterator[str]:
+    """Of each factor that does not count for the plan itself, that it does not."""
+    for part, ranks in (("ep", asked.parallel.ep), ("transfer", asked.parallel.pp)):
+        if part in calibration.parts and ranks > 1 and not calibration.joined_alike(part, asked, cluster_of(asked)):
+            yield (
+                f"{part} stays as predicted in the plan: its ranks are joined otherwise than those of "
+                f"{calibration.name}, whose factor was {calibration.parts[part].value:.3f}"
+            )
 
 
 def counted_load(found: RunMeasured, run: Run) -> float:
@@ -57,7 +69,8 @@ def counted_load(found: RunMeasured, run: Run) -> float:
     mine, theirs = run.model.moe, found.run.model.moe
     if mine is None or theirs is None or mine.experts != theirs.experts or run.parallel.ep == 1:
         return 1.0
-    return read_hot_experts(str(found.folder), run) if (found.folder / EXPERTS).is_file() else 1.0
+    load = load_counted(found.folder, run)
+    return 1.0 if load is None else load
 
 
 def _named(asked: Run, found: RunMeasured) -> str:
@@ -98,7 +111,7 @@ def _check_device(found: RunMeasured, target: Accelerator) -> None:
 
 
 def part_factors(found: RunMeasured, step: StepTime) -> tuple[dict[str, Factor], list[str]]:
-    """Of the parts of a step, and what is to be said of them."""
+    """Of the parts of a step, and what is to be said of them; none if they would leave computation no time."""
     parts = step.parts
     own = parts_measured(found, step)
     factors = {
@@ -110,9 +123,9 @@ def part_factors(found: RunMeasured, step: StepTime) -> tuple[dict[str, Factor],
     measured = found.step_seconds
     value = _computation(parts, factors, measured)
     if value <= 0:
-        return factors, [
-            "the time of a step stays as predicted: what is not computation, or has a factor of its own, comes to "
-            f"more than the measured {time(measured)}, which leaves nothing for computation"
+        return {}, [
+            "the time of a step stays as predicted: what is not computation, or was measured by itself, comes to more "
+            f"than the measured {time(measured)}, which leaves nothing for computation"
         ]
     notes = []
     if not 1 / FAR < value < FAR:

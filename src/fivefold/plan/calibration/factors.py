@@ -40,7 +40,7 @@ class Calibration:
     name: str
     """Of the run."""
     parts: Mapping[str, Factor]
-    """By part of a step; `computation` is that of all computation without a factor of its own."""
+    """By part of a step; `computation` is that of all computation without a factor of its own. None, or all of them."""
     memory: Factor | None
     links: Mapping[str, Any]
     """What joined the ranks of the communications that were measured (`links_of`)."""
@@ -62,16 +62,20 @@ class Calibration:
     @property
     def of_time(self) -> bool:
         """Whether it corrects the time of a step."""
-        return "computation" in self.parts
+        return bool(self.parts)
 
     def factor(self, part: str, run: Run, cluster: Cluster) -> float:
         """Of a part of a step on a plan's ranks; 1 where the run says nothing of it."""
         own = self.parts.get(part)
         if part in COMPUTATION:
             own = own or self.parts.get("computation")
-        elif own is not None and links_of(run, cluster).get(part) != self.links.get(part):
+        elif not self.joined_alike(part, run, cluster):
             own = None
         return 1.0 if own is None else own.value
+
+    def joined_alike(self, part: str, run: Run, cluster: Cluster) -> bool:
+        """Whether a plan's ranks are joined for a communication as those that measured it."""
+        return bool(links_of(run, cluster).get(part) == self.links.get(part))
 
     def step(self, found: StepTime, run: Run, cluster: Cluster) -> StepTime:
         """A predicted step, corrected; the pipeline's idle time in the proportion of what the ranks wait for."""
@@ -105,10 +109,13 @@ class Calibration:
 
     def line(self) -> str:
         """The factors."""
-        factors = [f"{name} x {factor.value:.3f}" for name, factor in self.parts.items() if self.of_time]
+        factors = [f"{name} x {factor.value:.3f}{self._where(name)}" for name, factor in self.parts.items()]
         if self.memory is not None:
             factors.append(f"estimated memory x {self.memory.value:.3f}")
         return f"{self.word}: {', '.join(factors) or 'nothing could be told'}"
+
+    def _where(self, part: str) -> str:
+        return " between ranks that are joined alike" if part in self.links else ""
 
 
 def scaled(found: Memory, factor: float) -> Memory:

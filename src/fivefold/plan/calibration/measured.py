@@ -28,6 +28,8 @@ FIRST = 5
 """Steps of a start that are left out: kernels are compiled in them, and the allocator finds its size."""
 LEAST = 10
 """Steady steps below which a median says little."""
+LEAST_VALUE, MOST_VALUE = 1e-9, 1e12
+"""Between these lies what a run measures: shares, seconds, GiB. What lies beyond is a damaged line."""
 STARTS = ("started", "resumed", "forked")
 """Events of a start."""
 
@@ -87,7 +89,7 @@ def read_run(text: str) -> RunMeasured:
         )
     run = load_run(folder / RUN_FILE, rules=())
     try:
-        lines = [line for line in read_metrics(folder / METRICS) if isinstance(line.get("step"), int)]
+        lines = [line for line in read_metrics(folder / METRICS) if _is_step(line.get("step"))]
         events = read_events(folder / EVENTS)
     except OSError as error:
         raise UserError(f"cannot read {error.filename}: {error.strerror or error}") from error
@@ -97,9 +99,9 @@ def read_run(text: str) -> RunMeasured:
 def _measured(
     folder: Path, run: Run, lines: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]]
 ) -> RunMeasured:
-    start: Mapping[str, Any] = next((event for event in reversed(events) if event.get("kind") in STARTS), {})
+    start: Mapping[str, Any] = next(filter(_is_start, reversed(events)), {})
     began, device = start.get("step") or 0, start.get("device")
-    own = [line for line in lines if _number(line.get("step_s")) and line["step"] > began]
+    own = [line for line in lines if _is_number(line.get("step_s")) and line["step"] > began]
     if not own:
         raise UserError(f"{folder / METRICS} has no step yet that its newest start trained; calibrate with it later")
     pipeline = _pipeline(folder, run, began)
@@ -112,7 +114,7 @@ def _measured(
         )
     seconds = [line["step_s"] for line in steady]
     tenths = quantiles(seconds, n=10, method="inclusive")
-    peak = max((line["mem_peak_gib"] for line in own if _number(line.get("mem_peak_gib"))), default=None)
+    peak = max((line["mem_peak_gib"] for line in own if _is_number(line.get("mem_peak_gib"))), default=None)
     return RunMeasured(
         folder=folder,
         run=run,
@@ -151,9 +153,18 @@ def _pipeline(folder: Path, run: Run, began: int) -> Measured | None:
 
 
 def _median(values: Iterable[Any]) -> float | None:
-    numbers = [value for value in values if _number(value)]
+    numbers = [value for value in values if _is_number(value)]
     return median(numbers) if numbers else None
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+def _is_start(event: Mapping[str, Any]) -> bool:
+    """Whether an event is a start, and says the step that it went on from, if any."""
+    return event.get("kind") in STARTS and (event.get("step") is None or _is_step(event["step"]))
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and LEAST_VALUE <= value <= MOST_VALUE

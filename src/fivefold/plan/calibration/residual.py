@@ -81,6 +81,8 @@ class Residual:
 
     def assumption(self) -> str:
         """What a plan takes for granted that is calibrated."""
+        if not self.calibration.parts and self.calibration.memory is None:
+            return f"{self.run.name} gives no factor, so all is as predicted"
         return (
             f"the factors of {self.run.name} hold for this run too; communication without a factor, and what lies "
             "beside tensors in memory, are as predicted"
