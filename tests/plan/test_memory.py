@@ -13,6 +13,7 @@ import pytest
 from fivefold import Run
 from fivefold.config.models import preset_fields
 from fivefold.config.run import Batch, Experts, Model, Precision, Recompute
+from fivefold.config.run import Cluster as Asked
 from fivefold.hardware.catalogue import by_name
 from fivefold.pipeline.layer_bytes import BYTES
 from fivefold.plan.cluster import Cluster, cluster_of
@@ -286,6 +287,20 @@ def test_three_readings_of_one_peak_and_whether_it_fits() -> None:
     just = replace(found, capacity=worst.allocated + worst.overhead.context)
     assert just.fits
     assert not replace(just, capacity=just.capacity - 1).fits
+
+
+def test_nothing_reserves_what_is_not_there_and_what_barely_fits_is_tight() -> None:
+    run = plan(llama_405b(cp=2, dp=64, schedule="zb-v", chunks=2).model_copy(update={"cluster": Asked(gpu="h100")})).run
+    found = plan(run).forecast()
+    worst, bar = found.memory.worst, found.memory_bar
+    assert bar is not None
+    assert 0 < found.memory.capacity - worst.needed < bar.p90 * worst.allocated
+    assert worst.allocated * worst.overhead.reserved + worst.overhead.context > found.memory.capacity
+    assert worst.nvidia_smi == found.memory.capacity
+    assert found.tight
+    assert "; tight: 0.03 GiB are left, and the error is 5.31" in found.verdict()
+    roomy = replace(found.memory, capacity=worst.needed + bar.p90 * worst.allocated)
+    assert not roomy.is_tight(bar.p90)
 
 
 def test_every_category_is_explained_with_its_numbers() -> None:

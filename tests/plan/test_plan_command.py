@@ -85,6 +85,7 @@ SCHEMA = {
     "hot_experts": None,
     "calibration": None,
     "fits": None,
+    "tight": None,
     "figures": {
         *("step_seconds", "tokens_per_s", "tokens_per_s_gpu", "mfu", "bubble", "communication", "exposed"),
         *("memory_allocated", "memory_reserved", "memory_nvidia_smi", "memory_capacity"),

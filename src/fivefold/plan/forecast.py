@@ -158,13 +158,21 @@ class Forecast:
             found.append(self.execution.says_load())
         return [*found, *says_failures(self.run, self.cost)]
 
+    @property
+    def tight(self) -> bool:
+        """Whether it fits by less than nine of ten published runs were off in memory."""
+        return self.memory_bar is not None and self.memory.is_tight(self.memory_bar.p90)
+
     def verdict(self) -> str:
         """Whether it fits, with the numbers."""
-        worst = self.memory.worst
+        worst, left = self.memory.worst, ""
+        if self.tight and self.memory_bar is not None:
+            room, error = self.memory.capacity - worst.needed, self.memory_bar.p90 * worst.allocated
+            left = f"; tight: {room / GIB:.2f} GiB are left, and the error is {error / GIB:.2f}"
         return (
             f"{'fits' if self.fits else 'does not fit'}: pipeline rank {worst.pp} is the fullest with "
             f"{worst.allocated / GIB:.2f} GiB in tensors + {worst.overhead.context / GIB:.2f} GiB beside them, of "
-            f"{self.memory.capacity / GIB:.2f} GiB ({worst.moment})"
+            f"{self.memory.capacity / GIB:.2f} GiB ({worst.moment}){left}"
         )
 
     def short_verdict(self) -> str:
@@ -212,6 +220,7 @@ class Forecast:
             **self.execution.json(),
             "calibration": None if self.execution.residual is None else self.execution.residual.json(),
             "fits": self.fits,
+            "tight": self.tight,
             "figures": {figure.name: figure.json() for figure in self.figures},
             "time": {
                 "parts": plain(self.step.parts),
