@@ -139,8 +139,9 @@ def test_a_source_has_the_kernels_of_its_stack_or_of_its_year(source: str, gener
 def test_a_source_without_stack_and_year_has_the_kernels_that_its_accelerator_came_with(
     gpu: str, generation: str
 ) -> None:
-    made = row(source="nobody knows when", hardware={"gpu": gpu}, layout={"precision": "fp16"})
+    made = row(source="nobody knows when", hardware={"gpu": gpu}, layout={"precision": None})
     assert made.software.generation == generation
+    assert made.run.precision.compute == ("fp16" if gpu.startswith("V100") else "bf16")
     assert predicted(made, constants()).seconds > 0
 
 

@@ -61,7 +61,7 @@ def run_of_row(row: Mapping[str, Any]) -> Run:
                 "chunks": chunks,
                 "layers_per_stage": split(model["layers"], pp * chunks),
             },
-            "precision": _precision(layout.get("precision") or "bf16"),
+            "precision": _precision(layout.get("precision") or _usual(row["hardware"]["gpu"])),
             "recompute": _recompute(layout.get("recompute") or "none"),
         }
     )
@@ -222,6 +222,11 @@ def _zero(layout: Mapping[str, Any]) -> int:
     if isinstance(stated, int):
         return stated
     return 1 if stated is None else 2
+
+
+def _usual(gpu: str) -> str:
+    """The format of products that a row does not name: bf16, or fp16 where there is none."""
+    return "bf16" if "bf16" in by_name(gpu).peak else "fp16"
 
 
 def _precision(text: str) -> dict[str, str]:
