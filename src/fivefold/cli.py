@@ -17,6 +17,7 @@ import click
 
 import fivefold
 from fivefold.errors import RunError, UserError
+from fivefold.outputs import check_file
 
 if TYPE_CHECKING:
     from fivefold.config.run import Run
@@ -198,6 +199,8 @@ def plan(
     if write is not None and not find:
         raise click.UsageError("--write writes the best layout of --search; give both")
     file, overrides = run_file(words)
+    for output in (html, write):
+        check_file(output)
     if find:
         if list_ranks or rank is not None or explain or html is not None or forward_only:
             raise click.UsageError("--search is a plan of its own; give it without the other kinds")
@@ -312,6 +315,8 @@ def schedule(ctx: click.Context, as_json: bool, html: Path | None, csv: Path | N
     """Make a pipeline schedule, or read one, and tell how it would run: timeline, bubble and memory."""
     from fivefold.plan.schedule import Asked, answer
 
+    for output in (html, csv):
+        check_file(output)
     found = answer(Asked(**asked))
     if csv is not None:
         found.write_csv(csv)

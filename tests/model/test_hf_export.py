@@ -217,7 +217,7 @@ def test_an_export_that_fails_leaves_nothing_behind_and_the_next_one_clears_a_ki
         export(tmp_path / "hf", model, adaptor_of(model), fails(KeyboardInterrupt()), END, None)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="could not be written"):
+    with pytest.raises(UserError, match="file is a file; name another folder"):
         exported(source, tmp_path / "file" / "hf")
     (tmp_path / "file").unlink()
     (tmp_path / ".hf.partial").mkdir()

@@ -213,7 +213,7 @@ def test_what_is_wrong_is_said_and_an_earlier_report_stays(tmp_path: Path) -> No
         write_report(folder)
     assert (folder / "report.html").read_text() == "earlier"
     a_run(folder, None, [line(1)])
-    with pytest.raises(UserError, match=r"cannot write .*nowhere/page.html: No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot write .*nowhere/page.html: there is no folder"):
         write_report(folder, tmp_path / "nowhere" / "page.html")
     result = CliRunner().invoke(commands, ["report", str(tmp_path / "no-such")])
     assert result.exit_code == 2

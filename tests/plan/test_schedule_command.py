@@ -263,8 +263,8 @@ PLAIN = ("--pp", "2", "--microbatches", "4")
         (("good.csv", "--pp", "3"), "--pp 3 contradicts good.csv, which has 2; leave --pp out"),
         (("good.csv", "--microbatches", "1"), "--microbatches 1 contradicts good.csv, which has 2"),
         (("good.csv", "--chunks", "2"), "--chunks 2 contradicts good.csv, which has 1"),
-        (("1f1b", *PLAIN, "--html", "none/a.html"), "cannot write none/a.html: No such file"),
-        (("1f1b", *PLAIN, "--csv", "empty"), "cannot write empty: Is a directory"),
+        (("1f1b", *PLAIN, "--html", "none/a.html"), "cannot write none/a.html: there is no folder none"),
+        (("1f1b", *PLAIN, "--csv", "empty"), "cannot write empty: it is a folder"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(words: tuple[str, ...], said: str) -> None:

@@ -27,6 +27,7 @@ from fivefold.data.tokenizer import Tokenizer, train
 from fivefold.data.tokens import SIDECAR, TokenSet
 from fivefold.data.writer import TokenWriter
 from fivefold.errors import RunError, UserError
+from fivefold.outputs import check_folder
 
 SAMPLE_BYTES = 64 << 20
 """Text that a tokenizer is trained on, at most."""
@@ -82,6 +83,7 @@ def build(inputs: Sequence[str | Path], out: str | Path, options: BuildOptions) 
     """
     options.check()
     out = Path(out)
+    check_folder(out)
     found = find_inputs(inputs, options.include, options.exclude)
     tokenizer = None if options.tokenizer is None else Tokenizer.load(options.tokenizer, options.end_token)
     recipe = make_recipe(found, options, tokenizer.to_json() if tokenizer else None)

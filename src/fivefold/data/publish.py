@@ -27,11 +27,14 @@ class Workshop:
         self._lock = -1
 
     def __enter__(self) -> Workshop:
-        """Take the folder and empty it. Raises UserError if a living process holds it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        while self._lock < 0:
-            self.path.mkdir(exist_ok=True)
-            self._lock = self._take()
+        """Take the folder and empty it. Raises UserError if a living process holds it, or if it cannot be made."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            while self._lock < 0:
+                self.path.mkdir(exist_ok=True)
+                self._lock = self._take()
+        except OSError as error:
+            raise UserError(f"cannot write {self.out}: {error.strerror or error}") from error
         self._recover()
         for leftover in self.path.iterdir():
             remove(leftover)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from fivefold.config.files import ConfigError
 from fivefold.config.yaml12 import read_file, write_text
-from fivefold.durable import replace_file
 from fivefold.hardware.accelerator import Accelerator, Collective, Measured, Product
 from fivefold.near import did_you_mean
+from fivefold.outputs import write_file
 
 FORMATS = ("bf16", "fp16", "fp8", "fp4", "fp32")
 FAMILIES = ("V100", "A10", "A100", "Ada", "H100", "Blackwell", "MI300", "TPU", "CPU", "other")
@@ -297,9 +297,12 @@ def _measured_of(part: Mapping[str, Any]) -> Measured:
 
 
 def write_entry(path: Path, accelerator: Accelerator) -> None:
-    """Write the file from which `read_entry` reads this accelerator, to about five digits."""
+    """Write the file from which `read_entry` reads this accelerator, to about five digits.
+
+    Raises UserError if it cannot be written.
+    """
     head = "# An accelerator for cluster.gpu: docs/planning.md tells what the keys mean.\n"
-    replace_file(path, head + write_text(entry_of(accelerator)))
+    write_file(path, head + write_text(entry_of(accelerator)))
 
 
 def entry_of(accelerator: Accelerator) -> dict[str, Any]:

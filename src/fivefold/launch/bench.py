@@ -18,6 +18,7 @@ from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.entry import entry_of, write_entry
 from fivefold.launch.environment import is_worker
 from fivefold.launch.local import run_workers, visible_gpus
+from fivefold.outputs import check_file
 
 if TYPE_CHECKING:
     import torch
@@ -70,9 +71,7 @@ def _ranks() -> Iterator[tuple[torch.device, int]]:
 def _check(out: Path) -> None:
     if out.suffix not in (".yaml", ".yml"):
         raise UserError(f"--out {out}: cluster.gpu takes a name that ends in .yaml for a file; call it {out.name}.yaml")
-    if out.is_dir() or not out.parent.is_dir():
-        found = "it is a folder" if out.is_dir() else f"there is no folder {out.parent}"
-        raise UserError(f"--out {out}: {found}; give a file in a folder that exists")
+    check_file(out)
 
 
 def lines(found: Accelerator, known: Accelerator | None, backend: str) -> list[str]:

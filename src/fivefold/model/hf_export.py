@@ -28,6 +28,7 @@ from fivefold.model.hf import HFAdaptor
 from fivefold.model.hf_entry import AnyEntry
 from fivefold.model.hf_tokenizer import write_tokenizer
 from fivefold.model.spec import vocabulary
+from fivefold.outputs import check_folder
 
 Format = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -150,6 +151,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _refuse_taken(target: Path) -> None:
+    check_folder(target)
     if target.exists() and not target.is_dir():
         raise UserError(f"{target} is a file; name a directory that is empty or not there yet")
     if target.exists() and any(target.iterdir()):

@@ -12,14 +12,13 @@ from pathlib import Path
 from statistics import median
 
 from fivefold.config.run import Run
-from fivefold.durable import replace_file
-from fivefold.errors import UserError
 from fivefold.model.spec import parameters
 from fivefold.observe import curves, heat
 from fivefold.observe.console import clock_time
 from fivefold.observe.curves import Curve, picture
 from fivefold.observe.heat import Row, heat_map
 from fivefold.observe.history import Choices, History, finite, read_history
+from fivefold.outputs import check_file, write_file
 from fivefold.pages import document, say
 
 REPORT = "report.html"
@@ -46,12 +45,9 @@ def write_report(folder: Path, file: Path | None = None) -> Path:
 
     Raises UserError if there is no run, nothing to tell of it yet, or no way to write.
     """
-    text = report(read_history(folder))
+    check_file(file)
     target = folder / REPORT if file is None else file
-    try:
-        replace_file(target.resolve(), text)
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    write_file(target, report(read_history(folder)))
     return target
 
 

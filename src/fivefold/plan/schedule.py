@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.config.schedules import demands_of, is_file
-from fivefold.durable import replace_file
 from fivefold.errors import UserError
+from fivefold.outputs import write_file
 from fivefold.pages import say
 from fivefold.pipeline.check import require_sound
 from fivefold.pipeline.draw import Panel, last_end
@@ -132,12 +132,12 @@ class Answer:
 
     def write_csv(self, path: Path) -> None:
         """Write the schedule as torch's CSV. Raises UserError if the file cannot be written."""
-        _write(path, to_csv(self.schedule))
+        write_file(path, to_csv(self.schedule))
 
     def write_drawing(self, path: Path) -> None:
         """Write the page, or the picture alone if the name ends in .svg. Raises UserError as `write_csv`."""
         panels = self.panels()
-        _write(path, svg(panels) if path.suffix == ".svg" else page(self.schedule.name, panels, [self.says()]))
+        write_file(path, svg(panels) if path.suffix == ".svg" else page(self.schedule.name, panels, [self.says()]))
 
 
 def answer(asked: Asked) -> Answer:
@@ -198,14 +198,3 @@ def _numbers(timeline: Timeline) -> dict[str, Any]:
 def _spans(timeline: Timeline) -> list[list[tuple[float, float]]]:
     """Start and end of each action, by rank."""
     return [[(span.start, span.end) for span in spans] for spans in timeline.spans]
-
-
-def _write(path: Path, text: str) -> None:
-    """Write what the user named, in place of what is there; what is no file, such as a pipe, is written into."""
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
-        else:
-            replace_file(path.resolve(), text)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error

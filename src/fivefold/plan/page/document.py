@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from fivefold.durable import replace_file
-from fivefold.errors import UserError
+from fivefold.outputs import write_file
 from fivefold.pages import document
 from fivefold.plan.explain import explanation
 from fivefold.plan.figures import Figure, meanings
@@ -40,10 +39,7 @@ STYLE = (
 
 def write_page(found: Forecast, file: Path) -> Path:
     """Write the page. Raises UserError if it cannot be written."""
-    try:
-        replace_file(file.resolve(), page(found))
-    except OSError as error:
-        raise UserError(f"cannot write {file}: {error.strerror or error}") from error
+    write_file(file, page(found))
     return file
 
 

@@ -20,8 +20,8 @@ from typing import Any
 from fivefold.config.files import ConfigError, dump_run, load_run
 from fivefold.config.rules import LEGALITY, NOT_YET, broken_rules, check, with_world
 from fivefold.config.run import Parallel, Recompute, Run
-from fivefold.durable import replace_file
 from fivefold.errors import UserError
+from fivefold.outputs import write_file
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.execution import OURS, Execution, check_hot_experts
 from fivefold.plan.memory.peak import memory
@@ -83,13 +83,14 @@ class Found:
     def write(self, file: Path) -> None:
         """Writes the best layout as a run file that trains, and reads it again.
 
-        Raises UserError if nothing fits, or if this version cannot train the run whatever its layout.
+        Raises UserError if nothing fits, if this version cannot train the run whatever its layout, or if the file
+        cannot be written.
         """
         if not self.best:
             raise UserError(f"{file} is not written: {miss_lines(self.miss)[0]}")
         if self.notes:
             raise ConfigError(self.notes, f"{file} is not written, as this version cannot train the run")
-        replace_file(file, dump_run(self.best[0].run))
+        write_file(file, dump_run(self.best[0].run))
         load_run(file)
 
 
