@@ -74,9 +74,10 @@ def test_the_figures_agree_with_each_other(tight: Forecast) -> None:
     assert value["mfu"] == pytest.approx(value["flops"] / (seconds * 16384 * peak), rel=2e-3)
     assert value["calendar_days"] == pytest.approx(value["busy_days"] / value["ettr"])
     assert value["money"] == pytest.approx(2.0 * value["paid_gpu_hours"])
-    assert value["spare_gpus"] == spares_for(failures_of("llama3"), 16384, repair_s=86_400).gpus == 152
+    spares = spares_for(failures_of("llama3"), 16384, repair_s=86_400, rack_nodes=0, swapped=0.25)
+    assert value["spare_gpus"] == spares.gpus == 48
     assert value["busy_gpu_hours"] == pytest.approx(24 * 16384 * value["busy_days"])
-    assert value["paid_gpu_hours"] == pytest.approx(24 * (16384 + 152) * value["calendar_days"])
+    assert value["paid_gpu_hours"] == pytest.approx(24 * (16384 + 48) * value["calendar_days"])
     assert value["energy_kwh"] == pytest.approx(value["paid_gpu_hours"] * 0.7 * 1.2)
     assert sum(tight.step.parts.values()) == pytest.approx(value["step_seconds"])
 
@@ -150,7 +151,7 @@ def test_fewer_and_more_gpus_take_longer_and_shorter_and_more_are_less_efficient
     assert shares == sorted(shares, reverse=True)
     assert shares[2] == 1.0
     assert points[2].calendar_days == tight.figure("calendar_days").value
-    assert (points[2].spare_gpus, points[2].paid_gpu_hours) == (152, tight.figure("paid_gpu_hours").value)
+    assert (points[2].spare_gpus, points[2].paid_gpu_hours) == (48, tight.figure("paid_gpu_hours").value)
     assert points[2].step_seconds == tight.step.seconds
 
 
@@ -236,16 +237,16 @@ def test_a_run_shorter_than_its_interval_loses_itself_and_no_more() -> None:
 def test_what_failures_decide_is_assumed_and_spares_are_told(tight: Forecast) -> None:
     found = saving("30min")
     assert {found.figure(name).basis for name in OF_THE_END} == {"assumed"}
-    assert found.figure("spare_gpus").value == found.json()["cost"]["spare_gpus"] == 48
-    assert any("are paid for: 48" in sentence for sentence in found.assumptions())
+    assert found.figure("spare_gpus").value == found.json()["cost"]["spare_gpus"] == 8
+    assert any("are paid for: 8" in sentence for sentence in found.assumptions())
     safe = plan(BIG).forecast(failures=0.0)
     assert safe.figure("spare_gpus").value == 0
     assert "nothing fails" in safe.assumptions()
 
 
-def test_a_small_run_has_no_more_spares_than_gpus_of_its_own() -> None:
+def test_a_small_run_pays_for_no_spares_and_a_large_one_for_the_nodes_that_repair_takes() -> None:
     llama = failures_of("llama3")
-    assert [spare_gpus(llama, gpus) for gpus in (1, 4, 8, 32, 64, 512)] == [1, 4, 8, 16, 40, 48]
+    assert [spare_gpus(llama, gpus) for gpus in (1, 8, 64, 512, 2048, 16384)] == [0, 0, 0, 8, 16, 48]
 
 
 def test_machines_that_fail_all_the_time_are_mended_by_no_checkpoints() -> None:

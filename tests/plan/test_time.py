@@ -174,6 +174,18 @@ def test_only_software_that_sends_a_row_once_a_node_has_less_to_send() -> None:
     assert once.parts["ep"] / each.parts["ep"] == pytest.approx(reached / 8, rel=0.03)
 
 
+def test_rows_travel_beside_shared_experts_where_there_are_any() -> None:
+    ours, waiting = stack("fivefold"), replace(stack("fivefold"), shared_meanwhile=False)
+
+    def exposed(software: Software, shared: int) -> float:
+        moe = {"experts": 16, "top_k": 2, "ffn": 4096, "shared": shared}
+        model = {"layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 4096, "moe": moe}
+        return step("llama-3-8b", gpus("h100", 8), software, 4096, 8, model=model, dp=8, ep=8).parts["ep"]
+
+    assert exposed(ours, 1) < 0.8 * exposed(waiting, 1)
+    assert exposed(ours, 0) == exposed(waiting, 0) == exposed(waiting, 1)
+
+
 def test_a_ring_sends_keys_and_values_twice_in_backward_and_ulysses_all_heads_once() -> None:
     """Bytes by hand of a layer of Llama 3 8B on a rank of cp 4: 4,096 positions, 32 heads of 128 and 8 for keys."""
 

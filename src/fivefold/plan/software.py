@@ -87,6 +87,8 @@ class Software:
     (DeepSpeed's pipeline of 2022); else each sends its part, and sending and receiving happen together."""
     ep_overlap: bool = False
     """Whether the exchange of rows between experts runs beside the computation of another microbatch."""
+    shared_meanwhile: bool = False
+    """Whether shared experts are computed while rows travel to the others."""
     ep_once_a_node: bool = False
     """Whether of a token's rows for several experts of one node only one crosses the network (DeepEP, HybridEP)."""
     narrow_activations: bool = False
@@ -109,6 +111,7 @@ def fivefold(zero: int = 1, pp: int = 1) -> Software:
         STATES["fivefold"],
         tp_overlap="backward",
         fused_accumulation=True,
+        shared_meanwhile=True,
         reduces_each_microbatch=zero >= 2 and pp == 1,
     )
 

@@ -17,8 +17,8 @@ LOAD = THREE_TIERS[-1].load
 """Seconds at least to read a checkpoint from storage that all nodes share; assumed."""
 USUAL = 1800.0
 """Seconds between checkpoints that a run is advised to take, 30min."""
-RACK_NODES = 4
-"""Nodes of a rack, which fail together; assumed."""
+SWAPPED = 0.25
+"""Share of the failures after which the node is replaced; a restart on the same host cures the others."""
 
 
 def own_tier(run: Run, cluster: Cluster, step_seconds: float) -> Tier:
@@ -46,13 +46,13 @@ def lasting_cost(run: Run, cluster: Cluster, step_seconds: float, failures: Fail
 
 
 def spare_gpus(failures: Failures, gpus: int) -> int:
-    """GPUs that stand ready and are paid for: at most as many again as the run has, and none if nothing fails."""
-    return 0 if isinf(failures.mttf(gpus)) else min(_spares(failures, gpus).gpus, gpus)
+    """GPUs that stand ready and are paid for; none where nothing fails, or hardly ever."""
+    return 0 if isinf(failures.mttf(gpus)) else _spares(failures, gpus).gpus
 
 
 def _spares(failures: Failures, gpus: int) -> Spares:
-    """With a rack for a run that has more than one, with a node for a smaller one."""
-    return spares_for(failures, gpus, REPAIR, rack_nodes=RACK_NODES if gpus > RACK_NODES * NODE_GPUS else 1)
+    """Without a rack, as the formulas know of no losses of racks."""
+    return spares_for(failures, gpus, REPAIR, rack_nodes=0, swapped=SWAPPED)
 
 
 def explain_spares(failures: Failures, gpus: int) -> str:
@@ -62,10 +62,9 @@ def explain_spares(failures: Failures, gpus: int) -> str:
     spares = _spares(failures, gpus)
     return formula(
         "spare GPUs",
-        f"{NODE_GPUS} x (nodes in repair, P{100 * spares.quantile:g} of Poisson({spares.in_repair:.3g}), + "
-        f"{'a rack' if spares.rack == RACK_NODES else 'a node'}), at most the run's own",
-        f"{NODE_GPUS} x ({spares.most_in_repair} + {spares.rack}), at most {gpus:,}",
-        f"{spare_gpus(failures, gpus):,}",
+        f"{NODE_GPUS} x nodes in repair, P{100 * spares.quantile:g} of Poisson({spares.in_repair:.3g})",
+        f"{NODE_GPUS} x {spares.most_in_repair}",
+        f"{spares.gpus:,}",
     )
 
 
@@ -77,7 +76,8 @@ def says_failures(run: Run, cost: Cost) -> list[str]:
     return [
         *([] if job.ends else [f"the run would not end: {says_endless(run, cost)}; {_mended(job)}"]),
         f"machines fail as those of {job.failures.name} ({job.failures.source}); spare GPUs that stand ready "
-        f"for those in repair ({time(REPAIR)} each) and are paid for: {cost.spare_gpus:,}",
+        f"for nodes in repair ({time(REPAIR)} each, after {percent(SWAPPED)} of the failures) and are paid for: "
+        f"{cost.spare_gpus:,}",
         f"a failure costs {_lost(run, cost)} and {time(job.detect + job.tiers[0].load)} to detect, restart and load",
     ]
 

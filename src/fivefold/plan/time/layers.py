@@ -59,6 +59,21 @@ class PassTime:
             self.parts[name] = self.parts.get(name, 0.0) + seconds * times
 
 
+@dataclass
+class _Beside:
+    """Seconds of a layer's forward beside which an exchange can run."""
+
+    attention: float = 0.0
+    """As a third of its forward and backward."""
+    shared: float = 0.0
+    """Of shared experts."""
+
+    def count(self, operation: Operation, forward: float, third: float) -> None:
+        """An operation that takes so long in forward, and so long as a third of all."""
+        self.attention += third * (operation.kind == "attention")
+        self.shared += forward * operation.name.startswith("shared.")
+
+
 class LayerTimes:
     """Times the layers of one run on one cluster under one stack."""
 
@@ -94,15 +109,15 @@ class LayerTimes:
 
     def forward(self, work: Work) -> PassTime:
         """A layer's forward, which no backward follows. With ZeRO 3 its weights are gathered before."""
-        time, attention = PassTime(), 0.0
+        time, beside = PassTime(), _Beside()
         for operation in work.operations:
             seconds = self.rates.alone(operation)
             time.forward += seconds
             _book(time, _part(operation), seconds)
-            attention += seconds * (operation.kind == "attention")
+            beside.count(operation, seconds, seconds)
         computed = time.forward
         for each in work.communications:
-            time.forward += self._left(time, each, self._once(each), FORWARD_AND_BACKWARD * attention, True)
+            time.forward += self._left(time, each, self._once(each), beside, True)
         if self._run.parallel.zero == 3:
             time.forward += self._hide(time, self._parameters(work, "all-gather", self.sizes.width), computed)
         return time
@@ -111,7 +126,7 @@ class LayerTimes:
         rates, time = self.rates, PassTime()
         again = 0.0
         computed = {"forward": 0.0, "backward": 0.0}
-        attention = 0.0
+        beside = _Beside()
         for number, operation in enumerate(work.operations):
             forward = rates.forward(operation)
             input, weight = rates.backward(operation)
@@ -120,7 +135,7 @@ class LayerTimes:
             time.input += input
             time.weight += weight
             _book(time, _part(operation), forward + input + weight)
-            attention += (forward + input) * (operation.kind == "attention")
+            beside.count(operation, forward, (forward + input) / FORWARD_AND_BACKWARD)
         accumulated = 2 * (work.parameters + work.experts) * self.software.state.gradients
         if self.software.fused_accumulation:
             added = max(0.0, accumulated / rates.bandwidth - time.weight)
@@ -131,7 +146,7 @@ class LayerTimes:
         time.input += again
         _book(time, "recompute", again)
         computed["forward"], computed["backward"] = time.forward, time.input + time.weight
-        self._communicate(time, work.communications, recompute, attention)
+        self._communicate(time, work.communications, recompute, beside)
         self._gather(time, work, computed["forward"], computed["backward"])
         return time
 
@@ -147,13 +162,13 @@ class LayerTimes:
         return 0.5 if HALF in selective and operation.kind == "product" and operation.linear else 0.0
 
     def _communicate(
-        self, time: PassTime, communications: Iterable[Communication], recompute: str, attention: float
+        self, time: PassTime, communications: Iterable[Communication], recompute: str, beside: _Beside
     ) -> None:
         for each in communications:
             once, again = self._once(each), float(recompute == "full")
             back = self._once(each._replace(bytes=each.bytes * each.backward)) if each.backward != 1 else once
-            time.forward += self._left(time, each, once, attention, True)
-            time.input += self._left(time, each, back + again * once, attention, False)
+            time.forward += self._left(time, each, once, beside, True)
+            time.input += self._left(time, each, back + again * once, beside, False)
 
     def _once(self, communication: Communication) -> float:
         group = {"tp": self.groups.tp, "cp": self.groups.cp, "ep": self.groups.ep}[communication.axis]
@@ -163,24 +178,26 @@ class LayerTimes:
         )
 
     def _left(
-        self, time: PassTime, communication: Communication, seconds: float, attention: float, forward: bool
+        self, time: PassTime, communication: Communication, seconds: float, beside: _Beside, forward: bool
     ) -> float:
         """What computation does not hide of a communication in forward or backward; it is booked."""
         left = sum(
-            self.exposed(share * seconds, against * (1 if forward else 2), beside)
-            for share, beside, against in self._beside(communication, time, attention, forward)
+            self.exposed(share * seconds, against * (1 if forward else 2), runs_beside)
+            for share, runs_beside, against in self._beside(communication, time, beside, forward)
         )
         time.hidden += seconds - left
         _book(time, communication.axis, left)
         return left
 
     def _beside(
-        self, communication: Communication, time: PassTime, attention: float, forward: bool
+        self, communication: Communication, time: PassTime, beside: _Beside, forward: bool
     ) -> list[tuple[float, bool, float]]:
         """Shares of a communication, whether each runs beside computation, and beside how many seconds of forward's."""
         if communication.axis == "cp":
-            return [(1.0, communication.kind != "all-to-all", attention / FORWARD_AND_BACKWARD)]
+            return [(1.0, communication.kind != "all-to-all", beside.attention)]
         overlap = self.software.tp_overlap
+        if communication.axis == "ep" and communication.name == "dispatch" and self.software.shared_meanwhile:
+            return [(1.0, True, beside.shared)]
         if communication.axis == "ep":
             return [(1.0, self.software.ep_overlap, time.forward / 4)]
         if overlap == "backward" and communication.axis == "tp" and not forward:
