@@ -134,14 +134,14 @@ def test_the_plans_of_the_readme_come_out_of_the_file_that_init_writes(
     """The batch of that file was no multiple of its micro-batch x dp 8."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
     lines = re.findall(r"^fivefold (plan .*)", readme, flags=re.MULTILINE)
-    assert len(lines) == 2
+    assert len(lines) == 3
     (folder / "mine.yaml").write_text(CliRunner().invoke(commands, ["init"]).stdout)
     (folder / "data" / "stdlib").mkdir(parents=True)
     (folder / "data" / "stdlib" / "dataset.json").write_text('{"vocab": 8192}')
     for line in lines:
         result = CliRunner().invoke(commands, shlex.split(line, comments=True), prog_name="fivefold")
         assert result.exit_code == 0, result.output
-    assert (folder / "plan.html").is_file()
+    assert all((folder / name).is_file() for name in ("plan.html", "best.yaml"))
     for gpus in ("1", "2", "4", "8"):
         result = CliRunner().invoke(commands, ["plan", "mine.yaml", "--gpu", "h100", "--gpus", gpus])
         assert result.exit_code == 0, result.output
