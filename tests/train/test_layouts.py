@@ -75,7 +75,7 @@ def assert_same_figures(ours: list[dict], theirs: list[dict]) -> None:
     """Each step's line is there once, with the same loss, norm and validation loss."""
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for our, their in zip(ours, theirs, strict=True):
-        assert our.keys() == their.keys()
+        assert our.keys() ^ their.keys() <= {"update_s"}  # a start does not know that of the step before its first
         for key in {"loss", "grad_norm", "val_loss/held"} & their.keys():
             assert our[key] == pytest.approx(their[key], rel=1e-5 if "loss" in key else 1e-4), (our["step"], key)
 
