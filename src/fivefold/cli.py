@@ -266,7 +266,7 @@ def _search(run: Run, execution: Execution, write: Path | None, as_json: bool) -
         click.echo("\n".join(found.lines()))
     if write is not None and found.best:
         found.write(write)
-        click.echo(f"{write} is the run with the best layout", err=True)
+        click.echo(f"{write} is the run with the recommended layout", err=True)
     return 0 if found.best else 3
 
 
