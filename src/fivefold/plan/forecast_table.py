@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fivefold.plan.figures import meanings
 from fivefold.plan.forecast import Forecast
-from fivefold.plan.memory.peak import CATEGORIES, GIB
 from fivefold.plan.overview import short
 from fivefold.plan.quantities import percent, time
-from fivefold.plan.table import long_table_lines, table_lines
+from fivefold.plan.table import table_lines
 
 PARTS = {
     "products": "matrix products of the linear layers",
@@ -68,7 +65,7 @@ def lines_of(found: Forecast) -> list[str]:
         "",
         *time_lines(found),
         "",
-        *memory_lines(found),
+        *found.memory.table(),
         found.short_verdict(),
         *([] if residual is None else ["", *residual.lines()]),
         "",
@@ -90,21 +87,6 @@ def time_lines(found: Forecast) -> list[str]:
     total = found.step.seconds
     rows = [(name, time(seconds), percent(seconds / total), what) for name, seconds, what in time_rows(found)]
     return table_lines([("a step's", "time", "share", "of the busiest pipeline rank"), *rows])
-
-
-def memory_lines(found: Forecast) -> list[str]:
-    """A line a pipeline rank, in GiB."""
-    ranks = found.memory.ranks
-    used = [name for name in CATEGORIES if any(rank.parts.get(name) for rank in ranks)]
-
-    def row(number: int) -> Sequence[str]:
-        rank = ranks[number]
-        sizes = (*(rank.parts.get(name, 0.0) for name in used), rank.allocated, rank.reserved, rank.nvidia_smi)
-        mark = "fullest" if rank is found.memory.worst else ""
-        return (str(rank.pp), *(f"{each / GIB:.2f}" for each in sizes), mark)
-
-    head = ("pp, GiB", *(name.replace("_", " ") for name in used), "in tensors", "reserved", "nvidia-smi", "")
-    return long_table_lines(head, row, len(ranks), "pipeline ranks")
 
 
 def error_line(found: Forecast) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from fivefold.config.run import Run
 from fivefold.model.spec import Shapes, is_moe, layer_shapes, vocabulary
@@ -44,23 +44,14 @@ FORWARD_CATEGORIES = {
 class ForwardRank(Readings):
     """What a pipeline rank holds at most, in bytes."""
 
+    categories: ClassVar = FORWARD_CATEGORIES
     pp: int
     stages: tuple[int, ...]
     parts: dict[str, float]
     """By category."""
     overhead: Overhead
     capacity: float
-
-    def json(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {
-            "pp": self.pp,
-            "stages": list(self.stages),
-            "bytes": {name: self.parts.get(name, 0.0) for name in FORWARD_CATEGORIES},
-            "allocated": self.allocated,
-            "reserved": self.reserved,
-            "nvidia_smi": self.nvidia_smi,
-        }
+    """Of the accelerator."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +61,6 @@ class ForwardMemory(Filled[ForwardRank]):
     ranks: tuple[ForwardRank, ...]
     """By pipeline rank."""
     capacity: float
-
-    def json(self) -> dict[str, Any]:
-        """All of it as plain values."""
-        return {
-            "ranks": [rank.json() for rank in self.ranks],
-            "worst": self.worst.pp,
-            "capacity": self.capacity,
-            "fits": self.fits,
-        }
 
     def explanation(self) -> Iterator[str]:
         """Each figure of the fullest rank with what it is."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fivefold.plan.explain import rate_lines
 from fivefold.plan.figures import BASES, Figure
 from fivefold.plan.forecast_table import PARTS
 from fivefold.plan.forward.forecast import Forward
-from fivefold.plan.forward.memory import FORWARD_CATEGORIES
 from fivefold.plan.memory.overhead import GIB
 from fivefold.plan.overview import short
 from fivefold.plan.quantities import count, formula, percent, time
-from fivefold.plan.table import long_table_lines, table_lines
+from fivefold.plan.table import table_lines
 
 ERROR = (
     "no forward pass is among the published runs that bound errors; one is known, Llama 3 405B over a million tokens "
@@ -122,7 +119,7 @@ def lines_of(found: Forward) -> list[str]:
         "",
         *_time_lines(found),
         "",
-        *_memory_lines(found),
+        *found.memory.table(),
         found.short_verdict(),
         "",
         f"error: {ERROR}",
@@ -140,19 +137,6 @@ def _time_lines(found: Forward) -> list[str]:
 def _parts(found: Forward) -> list[tuple[str, float, str]]:
     parts = found.time.parts
     return [(name, parts[name], what) for name, what in PARTS.items() if parts.get(name, 0.0) > 0]
-
-
-def _memory_lines(found: Forward) -> list[str]:
-    ranks = found.memory.ranks
-    used = [name for name in FORWARD_CATEGORIES if any(rank.parts.get(name) for rank in ranks)]
-
-    def row(number: int) -> Sequence[str]:
-        rank = ranks[number]
-        sizes = (*(rank.parts.get(name, 0.0) for name in used), rank.allocated, rank.reserved, rank.nvidia_smi)
-        return (str(rank.pp), *(f"{each / GIB:.2f}" for each in sizes), "fullest" if rank is found.memory.worst else "")
-
-    head = ("pp, GiB", *(name.replace("_", " ") for name in used), "in tensors", "reserved", "nvidia-smi", "")
-    return long_table_lines(head, row, len(ranks), "pipeline ranks")
 
 
 def explanation(found: Forward) -> list[str]:

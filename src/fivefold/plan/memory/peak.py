@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fivefold.config.run import Run
 from fivefold.config.schedules import is_file
@@ -49,6 +49,7 @@ CATEGORIES = {
 class RankMemory(Readings):
     """What a pipeline rank holds at its fullest moment, in bytes."""
 
+    categories: ClassVar = CATEGORIES
     pp: int
     stages: tuple[int, ...]
     moment: str
@@ -76,15 +77,7 @@ class RankMemory(Readings):
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {
-            "pp": self.pp,
-            "stages": list(self.stages),
-            "moment": self.moment,
-            "bytes": {name: self.parts.get(name, 0.0) for name in CATEGORIES},
-            "allocated": self.allocated,
-            "reserved": self.reserved,
-            "nvidia_smi": self.nvidia_smi,
-        }
+        return super().json() | {"moment": self.moment}
 
 
 @dataclass(frozen=True)
@@ -102,13 +95,7 @@ class Memory(Filled[RankMemory]):
 
     def json(self) -> dict[str, Any]:
         """All of it as plain values."""
-        return {
-            "ranks": [rank.json() for rank in self.ranks],
-            "worst": self.worst.pp,
-            "capacity": self.capacity,
-            "fits": self.fits,
-            "explanation": self.explanation(),
-        }
+        return super().json() | {"explanation": self.explanation()}
 
     def explanation(self) -> list[str]:
         """Each figure of the fullest rank: a line with what it is and its number, and the sums."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from fivefold.plan.memory.overhead import GIB, Overhead
+from fivefold.plan.table import long_table_lines
 
 
 class Readings:
     """Of one rank."""
 
+    categories: ClassVar[Mapping[str, str]]
+    """What each category is, in the order in which they are shown."""
+    pp: int
+    """The pipeline rank."""
+    stages: tuple[int, ...]
     parts: Mapping[str, float]
     """Bytes in tensors by category."""
     overhead: Overhead
@@ -37,6 +43,17 @@ class Readings:
     def needed(self) -> float:
         """What it cannot run with less than: its tensors and the context, without gaps."""
         return self.allocated + self.overhead.context
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "pp": self.pp,
+            "stages": list(self.stages),
+            "bytes": {name: self.parts.get(name, 0.0) for name in self.categories},
+            "allocated": self.allocated,
+            "reserved": self.reserved,
+            "nvidia_smi": self.nvidia_smi,
+        }
 
     def readings(self) -> list[str]:
         """Each as a line with its number and what is in it."""
@@ -73,3 +90,24 @@ class Filled(Generic[Rank]):
     def is_tight(self, error: float) -> bool:
         """Whether it fits, and would not with so much more in tensors, as a fraction."""
         return self.fits and self.worst.needed + error * self.worst.allocated > self.capacity
+
+    def json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "ranks": [rank.json() for rank in self.ranks],
+            "worst": self.worst.pp,
+            "capacity": self.capacity,
+            "fits": self.fits,
+        }
+
+    def table(self) -> list[str]:
+        """A line a pipeline rank, in GiB."""
+        used = [name for name in self.worst.categories if any(rank.parts.get(name) for rank in self.ranks)]
+
+        def row(number: int) -> Sequence[str]:
+            rank = self.ranks[number]
+            sizes = (*(rank.parts.get(name, 0.0) for name in used), rank.allocated, rank.reserved, rank.nvidia_smi)
+            return (str(rank.pp), *(f"{each / GIB:.2f}" for each in sizes), "fullest" if rank is self.worst else "")
+
+        head = ("pp, GiB", *(name.replace("_", " ") for name in used), "in tensors", "reserved", "nvidia-smi", "")
+        return long_table_lines(head, row, len(self.ranks), "pipeline ranks")

@@ -125,7 +125,6 @@ class LayerTimes:
     def _of(self, work: Work, recompute: str) -> PassTime:
         rates, time = self.rates, PassTime()
         again = 0.0
-        computed = {"forward": 0.0, "backward": 0.0}
         beside = _Beside()
         for number, operation in enumerate(work.operations):
             forward = rates.forward(operation)
@@ -145,9 +144,9 @@ class LayerTimes:
         _book(time, "gradients", added)
         time.input += again
         _book(time, "recompute", again)
-        computed["forward"], computed["backward"] = time.forward, time.input + time.weight
+        computed = time.forward, time.input + time.weight
         self._communicate(time, work.communications, recompute, beside)
-        self._gather(time, work, computed["forward"], computed["backward"])
+        self._gather(time, work, *computed)
         return time
 
     def _repeated(self, operation: Operation, number: int, recompute: str) -> float:
