@@ -16,7 +16,7 @@ from fivefold.config.run import Run
 from fivefold.errors import UserError
 from fivefold.observe.lines import read_lines
 from fivefold.observe.observer import EXPERTS
-from fivefold.plan.schedule_times import RUNS
+from fivefold.plan.run_folder import RUNS, run_folder
 
 MEASURED_WITH_BIASES = 1.2
 """The largest load of an expert of the worst layer, with biases alone and 8,192 tokens a step (docs/experts.md)."""
@@ -30,9 +30,8 @@ def read_hot_experts(text: str, run: Run) -> float:
     Of a run it is the mean over its layers and over the later half of the steps that it counted. Raises UserError if
     it is neither, or counted the choices of another number of experts.
     """
-    for folder in (Path(text), RUNS / text):
-        if text and folder.is_dir():
-            return _given(folder, run)
+    if folder := run_folder(text):
+        return _given(folder, run)
     try:
         hot = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
 """What would make a run fit that does not: changes of its layout, alone or two together, each told with its cost.
 
-Two are tried of those kinds of change of which none is enough alone. Kinds that cost time that the plan does not count
-(offload) or change the numbers (precision) are not tried. Imports no torch.
+Two are tried of those kinds of change of which none is enough alone. What takes much longer (offload) or changes the
+numbers (precision) is not tried. Imports no torch.
 """
 
 from __future__ import annotations

@@ -15,9 +15,7 @@ from fivefold.errors import UserError
 from fivefold.pages import say
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
 from fivefold.pipeline.times import LONGEST, SHORTEST, Times
-
-RUNS = Path("runs")
-"""Where runs lie, unless a run file says otherwise."""
+from fivefold.plan.run_folder import RUNS, run_folder
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,8 @@ class RunTimes:
 
 def read_times(text: str) -> RankTimes | RunTimes:
     """What `F,I,W,C` or a run (its folder, or its name in `runs`) says. Raises UserError if it is neither."""
-    for folder in (Path(text), RUNS / text):
-        if text and folder.is_dir():
-            return _of_run(folder)
+    if folder := run_folder(text):
+        return _of_run(folder)
     parts = text.split(",")
     try:
         numbers = [float(part) for part in parts]

@@ -22,7 +22,7 @@ from fivefold.observe.metrics import read_metrics
 from fivefold.observe.observer import EVENTS, METRICS
 from fivefold.pipeline.measured import PIPELINE_FILE, Measured
 from fivefold.plan.memory.peak import GIB
-from fivefold.plan.schedule_times import RUNS
+from fivefold.plan.run_folder import RUNS, run_folder
 
 FIRST = 5
 """Steps of a start that are left out: kernels are compiled in them, and the allocator finds its size."""
@@ -81,7 +81,7 @@ def read_run(text: str) -> RunMeasured:
 
     Raises UserError if there is none, if it has not trained enough steps, or if its files cannot be read.
     """
-    folder = next((each for each in (Path(text), RUNS / text) if text and (each / RUN_FILE).is_file()), None)
+    folder = run_folder(text, holds=RUN_FILE)
     if folder is None:
         raise UserError(
             f"--calibrate {text} is no run: neither {text} nor {RUNS / text} holds a {RUN_FILE}; name the folder of a "
