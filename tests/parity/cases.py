@@ -35,6 +35,8 @@ from tests.parity.pieces import fill
 GLOBAL_SIZE, SEQ_LEN, STEPS, LR = 8, 24, 2, 1e-2
 LABELS = (24, 1, 7, 0, 13, 24, 2, 19)
 """Of each sequence: other numbers on each rank and in each microbatch, one without any."""
+NEAR = 8
+"""Ranks of a node; no layout here has more."""
 OPTIM = Optim(lr=0.5, clip=1e-2, eps=1e-5, betas=(0.8, 0.9), weight_decay=0.3)
 """The clip is always active, so that a wrong norm reaches the weights; no value is a default of ours or of torch, and
 a step is given a rate of its own, LR."""
@@ -116,6 +118,7 @@ MODELS |= {
     "moe-sequence": moe(),
     "moe-global": moe(),
     "moe-capacity": moe(),
+    "moe-full": moe(EXPERTS.model_copy(update=EIGHT)),
     "moe-empty": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 2, "bias": True})),
     "moe-three": moe(Experts(experts=3, top_k=2, ffn=3), layers=1),
     "moe-one": moe(EXPERTS.model_copy(update=EIGHT | {"top_k": 1, "bias": True}), layers=4),
@@ -130,7 +133,10 @@ LOSSES = {
     "moe-global": Loss(balance_global=0.9, router_z=0.05),
     "moe-bias": Loss(balance_sequence=0.3),
 }
-ROUTING = {"moe-capacity": Routing(capacity_factor=0.9), "moe-bias": Routing(bias_rate=0.05)}
+ROUTING = {
+    **dict.fromkeys(("moe-capacity", "moe-full"), Routing(capacity_factor=0.9)),
+    "moe-bias": Routing(bias_rate=0.05),
+}
 ROUTING["mtp-moe"] = ROUTING["moe-bias"]
 
 
@@ -147,6 +153,8 @@ class Case:
     tp: int = 1
     cp: int = 1
     ep: int = 1
+    near: int = NEAR
+    """Ranks of a node."""
     method: str = "ring"
     dp: int = 1
     replicate: int = 1
@@ -205,6 +213,7 @@ class Case:
         words += [f"chunks{self.chunks}"] if self.chunks > 1 else []
         words += ["layers" + "-".join(map(str, self.layers))] if self.layers else []
         words += [f"{axis}{getattr(self, axis)}" for axis in ("tp", "cp", "ep") if getattr(self, axis) > 1]
+        words += [f"near{self.near}"] if self.near != NEAR else []
         words += [self.method] if self.cp > 1 else []
         words += [f"dp{self.dp}"] if self.dp > 1 else []
         words += [f"replicate{self.replicate}"] if self.replicate > 1 else []

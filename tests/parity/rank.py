@@ -15,7 +15,7 @@ from fivefold.parallel.mesh import Mesh, mesh_of
 from fivefold.parallel.state import sharded_parameters
 from fivefold.train.build import buffers_of, build_pipeline, load_initial_weights
 from fivefold.train.step import StepResult, train_step
-from tests.parity.cases import LR, OPTIM, Case, randomize_vectors, share_of
+from tests.parity.cases import LR, NEAR, OPTIM, Case, randomize_vectors, share_of
 from tests.parity.faults import FAULTS
 from tests.parity.pieces import Pieces, piece
 from tests.ranks import kept, rejoin
@@ -39,7 +39,7 @@ class Rank:
     def __init__(self, case: Case, **changes: Any) -> None:
         """`changes` are fields of the run file that are not those of `case.run`."""
         self.case = case
-        self.mesh = mesh_for(case.parallel)
+        self.mesh = mesh_for(case.parallel, case.near)
         run = case.run.model_copy(update=changes)
         self.pipeline = build_pipeline(run, self.mesh)
         self.state = sharded_parameters(self.pipeline.stages, self.mesh)
@@ -89,11 +89,11 @@ def run_steps(case: Case) -> Outcome:
     return Outcome(losses, norms, gradients, rank.parameters())
 
 
-def mesh_for(parallel: Parallel) -> Mesh:
+def mesh_for(parallel: Parallel, near: int = NEAR) -> Mesh:
     """The mesh of a layout, kept until another one is asked for: groups of ranks are threads and sockets."""
-    key = (parallel.pp, parallel.tp, parallel.cp, parallel.ep, parallel.replicate, parallel.zero == 0)
+    key = (parallel.pp, parallel.tp, parallel.cp, parallel.ep, parallel.replicate, parallel.zero == 0, near)
     if key not in kept:
         if kept:
             rejoin()
-        kept[key] = mesh_of(parallel, torch.device("cpu"))
+        kept[key] = mesh_of(parallel, torch.device("cpu"), near)
     return kept[key]

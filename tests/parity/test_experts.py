@@ -42,6 +42,16 @@ SPREAD = [  # bias routing, one and two replicas of each expert
     Case("moe-bias", dp=2, zero=0, micro=1, steps=3),
     Case("moe-bias", dp=2, replicate=2, ep=2, micro=2, steps=3),
 ]
+NODES = [  # tokens go to a node first, then to the rank
+    Case("moe-bias", ep=4, near=2, dp=4, zero=3, packed=True, steps=3),
+    Case("moe-bias", ep=4, near=2, tp=2, cp=2, packed=True, steps=3),
+    Case("moe-full", ep=4, near=2, dp=4, packed=True),
+    Case("moe-one", ep=4, near=2, dp=8, recompute="full", steps=3),
+    Case("moe-bias", ep=8, dp=8, steps=3),
+    Case("moe-bias", ep=8, near=2, dp=8, zero=2, recompute="full", steps=3),
+    Case("moe-bias", ep=8, near=4, tp=2, cp=2, dp=2, packed=True, steps=3),
+    Case("moe-bias", ep=4, near=2, pp=2, schedule="zb-v", chunks=2, dp=4, zero=2, steps=3),
+]
 UNEVEN = [  # 3 experts of a rank on 2 replicas are cut by their width, as are 3 of a width of 3 on 4, one of them empty
     *(Case("moe", ep=2, dp=4, zero=zero) for zero in (1, 3)),
     Case("moe", dp=4, zero=3),
@@ -61,7 +71,7 @@ IDLE = [  # half of the experts, or all but one, get no token
     Case("moe-one", ep=2, pp=2, schedule="zb-v", chunks=2, dp=2),
 ]
 APART = [Case("moe-sigmoid", pp=2, layers=(1, 2), dp=2, zero=3)]  # one pipeline rank has dense layers alone
-LAYOUTS = [*ROUTED, *SPREAD, *UNEVEN, *RECOMPUTED, *IDLE, *APART]
+LAYOUTS = [*ROUTED, *SPREAD, *NODES, *UNEVEN, *RECOMPUTED, *IDLE, *APART]
 
 
 @pytest.mark.parametrize("case", sorted(LAYOUTS, key=lambda case: case.world), ids=str)

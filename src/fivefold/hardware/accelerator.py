@@ -93,6 +93,11 @@ class Accelerator:
     notes: str = ""
     measured: Measured | None = None
 
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether its links join more than the accelerators of a node."""
+        return self.domain > self.per_node
+
     def peak_of(self, format: str) -> float:
         """FLOP/s at most of products in `format`; bf16 and fp16 are as fast as each other where both are there.
 

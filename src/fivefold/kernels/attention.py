@@ -25,6 +25,9 @@ from fivefold.kernels.linear import product_dtype
 
 BLOCK = 128
 """Positions in a block of the flex kernel."""
+FLEX_BYTES = 512
+"""Of a query up to which torch's own blocks fit into an H100's shared memory, whatever the width; those of fp32 with
+heads of 192 do not (torch 2.11)."""
 FLEX_WIDTH = 16
 """The narrowest head that the flex kernel takes."""
 FUSED_DTYPES = (torch.bfloat16, torch.float16)
@@ -273,6 +276,8 @@ def _blocks(q: Tensor, k: Tensor, v: Tensor, mask: Blocks) -> Tensor:
 def flex(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     """`flex_attention`, compiled. Heads that are too narrow for it are filled up with zeros."""
     width, scale = v.shape[-1], q.shape[-1] ** -0.5
+    if q.is_cuda and q.element_size() * q.shape[-1] > FLEX_BYTES:
+        options["kernel_options"] = {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 32, "fwd_num_stages": 1}
     if min(width, q.shape[-1]) >= FLEX_WIDTH:
         return _compiled_flex()(q, k, v, **options)
     q, k, v = (F.pad(x, (0, max(0, FLEX_WIDTH - x.shape[-1]))) for x in (q, k, v))

@@ -41,6 +41,20 @@ class Lane:
         return self.stream.record_event()
 
 
+class Reading:
+    """Numbers that are on their way to the host; what is queued before they are asked for runs meanwhile."""
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x.to("cpu", non_blocking=True)
+        self._event = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+
+    def wait(self) -> list[int]:
+        """The numbers, once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._x.tolist()
+
+
 def wait(event: Event, device: torch.device) -> None:
     """Have what is computed on `device` from now on wait for the event."""
     if event is not None:

@@ -46,7 +46,7 @@ class MoE(nn.Module):
     def __init__(self, model: Model, number: int, part: Part, policy: Policy) -> None:
         super().__init__()
         moe = _settings(model)
-        self.number, self.ep = number, part.ep
+        self.number, self.legs = number, part.ep_legs
         self.router = Router(model, part)
         self.experts = Experts(model, part)
         self.shared = SwiGLU(model.hidden, moe.ffn * moe.shared, False, part, policy) if moe.shared else None
@@ -54,7 +54,7 @@ class MoE(nn.Module):
     def forward(self, x_td: Tensor, shared: Context) -> tuple[Tensor, Routed]:
         gates_tk, choices, routed = self.router(x_td, shared)
         meanwhile = None if self.shared is None else partial(self.shared, x_td)
-        return through_experts(x_td, gates_tk, choices, self.ep, self.experts, meanwhile), routed
+        return through_experts(x_td, gates_tk, choices, self.legs, self.experts, meanwhile), routed
 
 
 class Router(nn.Module):

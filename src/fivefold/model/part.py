@@ -34,6 +34,8 @@ class Part:
     offload_activations: Collection[int] = ()
     """Numbers of this stage's layers whose activations wait in CPU memory."""
     ep: Axis = ALONE
+    ep_legs: tuple[Axis, ...] = ()
+    """The axes along which tokens travel among the ranks of ep, one after the other."""
     deferral: Deferral | None = None
     """Takes the gradients of the stage's large weights; None if autograd hands them out as any others."""
     expert_deferral: Deferral | None = None

@@ -1,147 +1,235 @@
 """Expert parallelism: each rank of ep holds some of a layer's experts, and tokens travel to the ranks of theirs.
 
 Splits the experts (dimension 0 of their weights); between layers nothing. Collectives: the ranks tell each other how
-many rows they send, which is the one time a layer that the host waits for the device; then two uneven all-to-alls carry
-the rows there and back, and a small one the gates; backward the reverse. A rank's copies of a token are added up where
-the token came from. What does not depend on the experts can be computed while tokens travel. With one rank nothing
-travels and the host does not wait.
-Sources: Lepikhin et al. 2021 (GShard), Fedus et al. 2021.
+much they send, which is the one time a layer that the host waits for the device; then uneven all-to-alls carry the
+tokens there and back, and small ones their gates and choices; backward the reverse. A token goes to each rank once,
+however many of its experts are there, and comes back as the sum over them. Where ep reaches over nodes there are two
+legs: to the node, once, and inside it to the ranks. What does not depend on the experts can be computed while tokens
+travel. With one rank nothing travels and the host does not wait.
+Sources: Lepikhin et al. 2021 (GShard), Fedus et al. 2021; DeepSeek-AI 2024 (once to each node).
 """
 
-# t tokens of this rank  k choices of a token  r rows that this rank sends  n rows that it receives
-# E all experts  e experts of a rank  d model width
+# t tokens of this rank  k choices of a token  r rows, one for each choice  s tokens that this rank sends: one for each
+# token and rank that has experts of it  m tokens that it receives  n choices that it receives with them
+# E experts of all ranks of a leg  e experts of a rank of it  p ranks of it  d model width
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fivefold.kernels.expert_feed_forward import Rows
-from fivefold.kernels.permute import collect, spread
-from fivefold.kernels.routing import Sorted, counts_of, inverse
+from fivefold.kernels.permute import collect, gather_rows, spread, sum_rows
+from fivefold.kernels.routing import Sorted, counts_of
+from fivefold.kernels.transfer import Reading
+from fivefold.kernels.visits import Arrival, Visits, arrived, visitors, visits
 from fivefold.parallel.axis import Axis, Pending
 
 Compute = Callable[[Tensor, Tensor, Rows], Tensor]
-"""From tokens (n, d), gates (r,) and the rows of this rank's experts to their outputs (r, d), sorted by expert."""
+"""From tokens (m, d), gates (n,) and the rows of this rank's experts to their outputs (n, d), sorted by expert."""
 
 
 def through_experts(
     x_td: Tensor,
     gates_tk: Tensor,
     choices: Sorted,
-    ep: Axis,
+    legs: Sequence[Axis],
     compute: Compute,
     meanwhile: Callable[[], Tensor] | None = None,
 ) -> Tensor:
     """The sum over each token's choices of what `compute` makes of them, wherever their experts are: (t, d).
 
-    What `meanwhile` gives is added; it is computed while tokens travel. All ranks of ep must call this together.
+    `legs` are the ranks among which tokens travel, one axis after the other, of which the last are next to each other
+    in the order of the experts; none if all experts are here. What `meanwhile` gives is added; it is computed while
+    tokens travel. All ranks must call this together.
     """
-    index_r = choices.order_r // choices.places_tk.shape[1]
-    rows = Rows(index_r, choices.places_tk, choices.ends_e)
-    gates_r = _reordered(gates_tk.flatten(), choices.order_r, choices.places_tk.flatten())
-    if ep.size == 1:
-        out_rd, other_td = compute(x_td, gates_r, rows), None if meanwhile is None else meanwhile()
-    else:
-        out_rd, other_td = _elsewhere(spread(x_td, index_r, choices.places_tk), gates_r, rows, ep, compute, meanwhile)
-    out_td = collect(out_rd, index_r[: len(out_rd)], choices.places_tk)
+    gates_r = spread(gates_tk.flatten(), choices.order_r, choices.places_tk.flatten()[:, None])
+    if not legs:
+        index_r = choices.order_r // choices.places_tk.shape[1]
+        out_td = _here(x_td, gates_r, Rows(index_r, choices.places_tk, choices.ends_e), compute)
+        return out_td if meanwhile is None else out_td + meanwhile()
+    sent = visits(choices, gates_r, legs[0].size)  # before the host waits, so that the device has it by then
+    out_td, other_td = _travel(x_td, gates_r, sent, _itinerary(choices, legs), compute, meanwhile)
     return out_td if other_td is None else out_td + other_td
 
 
-def _elsewhere(
-    x_rd: Tensor, gates_r: Tensor, rows: Rows, ep: Axis, compute: Compute, meanwhile: Callable[[], Tensor] | None
+class Leg(NamedTuple):
+    """What travels between this rank and the others of an axis."""
+
+    axis: Axis
+    tokens: list[int]
+    """That go to each rank."""
+    tokens_back: list[int]
+    """That come from each rank, and go back there."""
+    choices: list[int]
+    choices_back: list[int]
+    arrival: Arrival
+    """How what comes lies, on the device."""
+
+
+def _travel(
+    x_td: Tensor,
+    gates_r: Tensor,
+    sent: Visits,
+    legs: Sequence[Leg],
+    compute: Compute,
+    meanwhile: Callable[[], Tensor] | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output of each row that is not dropped, in the order of the rows, which are sorted by expert and so by rank;
-    and `meanwhile`'s."""
-    counts_re, there, back = _exchange_counts(rows.ends_e, ep)
-    if (kept := sum(there)) < len(x_rd):  # dropped choices, which lie behind the others, stay
-        x_rd, gates_r = x_rd[:kept], gates_r[:kept]
-    travelling = [_Journey(ep, there, back) for _ in range(2)]
-    x_nd, gates_n = (_Depart.apply(each, way) for each, way in zip((x_rd, gates_r), travelling, strict=True))
+    """The sum over each token's choices, and `meanwhile`'s."""
+    leg, *further = legs
+    sources_s, k = sent.sources[: sum(leg.tokens)], sent.places_tk.shape[1]
+    passage = _Passage(leg)
+    x_md, gates_n = _Depart.apply(x_td, gates_r, sources_s, sent.places_tk, sent.messages_r, passage)
     other = None if meanwhile is None else meanwhile()
-    x_nd, gates_n = (_Arrive.apply(each, way) for each, way in zip((x_nd, gates_n), travelling, strict=True))
-    order_n = _by_expert(counts_re, len(x_nd))
-    places_n = inverse(order_n)
-    ends_e = counts_re.sum(0).cumsum(0).to(torch.int32)
-    out_nd = compute(x_nd, _reordered(gates_n, order_n, places_n), Rows(order_n, places_n[:, None], ends_e))
-    home = _Journey(ep, back, there)
-    returning = _Depart.apply(spread(out_nd, places_n, order_n[:, None]), home)
-    return _Arrive.apply(returning, home), other
+    x_md, gates_n, index_n, order_n, places_mk = _Arrive.apply(x_md, gates_n, k, passage)
+    if further:
+        choices = Sorted(order_n, places_mk, leg.arrival.ends_e)
+        sent_on = visits(choices, gates_n, further[0].axis.size)
+        out_md, _ = _travel(x_md, gates_n, sent_on, further, compute, None)
+    else:
+        out_md = _here(x_md, gates_n, Rows(index_n, places_mk, leg.arrival.ends_e), compute)
+    return _Return.apply(out_md, sources_s, sent.places_tk, leg), other
 
 
-def _exchange_counts(ends_E: Tensor, ep: Axis) -> tuple[Tensor, list[int], list[int]]:
-    """The rows that come from each rank for each expert of this rank, (ranks, e), on the device; and on the host, how
-    many rows go to each rank and come from it."""
-    sent_re = counts_of(ends_E).long().view(ep.size, -1)
-    counts_re = ep.start_all_to_all(sent_re.flatten(), *[[sent_re.shape[1]] * ep.size] * 2).wait().view_as(sent_re)
-    there, back = torch.stack([sent_re.sum(1), counts_re.sum(1)]).tolist()
-    return counts_re, there, back
+def _here(x_md: Tensor, gates_n: Tensor, rows: Rows, compute: Compute) -> Tensor:
+    """The sum over each token's choices, all of experts of this rank."""
+    return collect(compute(x_md, gates_n, rows), rows.index_r, rows.places_nk)
 
 
-def _by_expert(counts_re: Tensor, rows: int) -> Tensor:
-    """The order that sorts `rows` received rows by expert, which come sorted by rank, and by expert within a rank."""
-    starts_re = (counts_re.flatten().cumsum(0) - counts_re.flatten()).view_as(counts_re)
-    length_er, start_er = counts_re.T.flatten(), starts_re.T.flatten()
-    shift_er = start_er - (length_er.cumsum(0) - length_er)
-    shift_n = torch.repeat_interleave(shift_er, length_er, output_size=rows)
-    return torch.arange(rows, device=counts_re.device) + shift_n
+def _itinerary(choices: Sorted, axes: Sequence[Axis]) -> list[Leg]:
+    """What travels in each leg, which all ranks must ask together. The host waits for it.
+
+    Each tells all others how many of its choices are for each expert, and how many of its tokens for each rank of the
+    first leg's axis, then for each rank of the second's behind each of these, and so on. Before a leg a token is at the
+    rank that it goes to by the axes before, and by the others where it came from.
+    """
+    sizes, me = [axis.size for axis in axes], [axis.rank for axis in axes]
+    told = [counts_of(choices.ends_e), *(visitors(choices, prod(sizes[: leg + 1])) for leg in range(len(axes)))]
+    heard = torch.cat(told)[None]
+    for axis in reversed(axes):
+        heard = axis.gather(heard)
+    counts, *tokens = heard.split([len(each) for each in told], dim=1)
+
+    numbers: list[Tensor] = []
+    arriving: list[tuple[Tensor, Tensor]] = []
+    for leg in range(len(axes)):
+        anywhere, before = (slice(None),) * leg, tuple(range(leg))
+        to = (*anywhere, *me[leg:], *me[:leg])
+        of = (*anywhere, slice(None), *me[leg + 1 :], *me[: leg + 1])
+        tokens_pp = tokens[leg].reshape(*sizes, *sizes[: leg + 1])
+        counts_ppe = counts.reshape(*sizes, *sizes[: leg + 1], -1)
+        tokens_p, tokens_back_p = (_summed(tokens_pp[ways], before) for ways in (to, of))
+        counts_to_pe, counts_pe = (_summed(counts_ppe[ways], before) for ways in (to, of))
+        numbers += [tokens_p, tokens_back_p, counts_to_pe.sum(1), counts_pe.sum(1)]
+        arriving.append((tokens_back_p, counts_pe))
+    reading = Reading(torch.cat(numbers))
+    arrivals = [Arrival.of(*each) for each in arriving]  # the device has these to do until the host goes on
+    on_host = iter(reading.wait())
+    legs = []
+    for axis, arrival in zip(axes, arrivals, strict=True):
+        tokens_to, tokens_of, choices_to, choices_of = (list(islice(on_host, axis.size)) for _ in range(4))
+        legs.append(Leg(axis, tokens_to, tokens_of, choices_to, choices_of, arrival))
+    return legs
 
 
-class _Journey:
-    """Rows under way between the ranks of ep: there in forward, and their gradients back in backward."""
+def _summed(x: Tensor, dimensions: tuple[int, ...]) -> Tensor:
+    return x.sum(dimensions) if dimensions else x
 
-    def __init__(self, ep: Axis, send: list[int], receive: list[int]) -> None:
-        self.ep, self.send, self.receive = ep, send, receive
-        self.pending: Pending | None = None
 
-    def depart(self, x: Tensor) -> Tensor:
-        """Send rows; what is returned is not there yet."""
-        self.pending = self.ep.start_all_to_all(x, self.send, self.receive)
-        return self.pending.result
+class _Passage:
+    """Tokens and the gates of their choices under way: there in forward, and their gradients back in backward."""
 
-    def depart_back(self, d_x: Tensor) -> None:
+    def __init__(self, leg: Leg) -> None:
+        self.leg = leg
+        self.pending: list[Pending] = []
+
+    def depart(self, x_sd: Tensor, messages: Tensor) -> None:
+        """Send tokens, and a message for each choice."""
+        axis, leg = self.leg.axis, self.leg
+        self.pending = [
+            axis.start_all_to_all(x_sd, leg.tokens, leg.tokens_back),
+            axis.start_all_to_all(messages, leg.choices, leg.choices_back),
+        ]
+
+    def depart_back(self, d_x_md: Tensor, d_gates: Tensor) -> None:
         """Send gradients of what arrived to where it came from."""
-        self.pending = self.ep.start_all_to_all(d_x, self.receive, self.send)
+        axis, leg = self.leg.axis, self.leg
+        self.pending = [
+            axis.start_all_to_all(d_x_md, leg.tokens_back, leg.tokens),
+            axis.start_all_to_all(d_gates, leg.choices_back, leg.choices),
+        ]
 
-    def arrive(self) -> Tensor:
+    def arrive(self) -> tuple[Tensor, Tensor]:
         """What is under way, once it is there."""
-        assert self.pending is not None, "nothing arrives that has not departed"
-        pending, self.pending = self.pending, None
-        return pending.wait()
+        assert self.pending, "nothing arrives that has not departed"
+        (rows, others), self.pending = (each.wait() for each in self.pending), []
+        return rows, others
 
 
 class _Depart(torch.autograd.Function):
-    """Gives rows that are not there yet: `_Arrive` waits for them."""
+    """Gives tokens and gates that are not there yet: `_Arrive` waits for them."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.depart(x)
+    def forward(
+        ctx, x_td: Tensor, gates_r: Tensor, sources_s: Tensor, places_tk: Tensor, messages_r: Tensor, passage: _Passage
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(places_tk)
+        ctx.passage, ctx.rows = passage, len(gates_r)
+        kept = sum(passage.leg.choices)  # dropped choices, which lie behind the others, stay
+        passage.depart(gather_rows(x_td, sources_s), messages_r[:kept])
+        return passage.pending[0].result, gates_r.new_empty(sum(passage.leg.choices_back))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_not_there: Tensor):
-        return ctx.journey.arrive(), None
+    def backward(ctx, d_not_there: Tensor, d_gates_not_there: Tensor):
+        (places_tk,) = ctx.saved_tensors
+        d_x_sd, d_gates = ctx.passage.arrive()
+        if (dropped := ctx.rows - len(d_gates)) > 0:
+            d_gates = torch.cat([d_gates, d_gates.new_zeros(dropped)])
+        return sum_rows(d_x_sd, places_tk), d_gates, None, None, None, None
 
 
 class _Arrive(torch.autograd.Function):
-    """Waits for rows. In backward their gradients depart here, and are waited for in `_Depart`'s backward."""
+    """Waits for tokens and gates, and sorts these by expert: the tokens, their gates, and the rows of these.
+
+    In backward their gradients depart here, and are waited for in `_Depart`'s backward.
+    """
 
     @staticmethod
-    def forward(ctx, x: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.arrive()
+    def forward(ctx, x_md: Tensor, gates: Tensor, k: int, passage: _Passage) -> tuple[Tensor, ...]:
+        x_md, messages = passage.arrive()
+        gates_n, *rows, inverse_n = arrived(messages, gates.dtype, passage.leg.arrival, len(x_md), k)
+        ctx.save_for_backward(inverse_n)
+        ctx.passage = passage
+        ctx.mark_non_differentiable(*rows)
+        return x_md, gates_n, *rows
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, d_x: Tensor):
-        ctx.journey.depart_back(d_x)
-        return d_x, None
+    def backward(ctx, d_x_md: Tensor, d_gates_n: Tensor, *_: Tensor):
+        (inverse_n,) = ctx.saved_tensors
+        ctx.passage.depart_back(d_x_md, gather_rows(d_gates_n, inverse_n))
+        return d_x_md, d_gates_n, None, None
 
 
-def _reordered(x_r: Tensor, order_r: Tensor, places_r: Tensor) -> Tensor:
-    """x[order], of which `places` is the inverse."""
-    return spread(x_r, order_r, places_r[:, None])
+class _Return(torch.autograd.Function):
+    """Sends what came of the tokens home, and adds it up there."""
+
+    @staticmethod
+    def forward(ctx, out_md: Tensor, sources_s: Tensor, places_tk: Tensor, leg: Leg) -> Tensor:
+        ctx.save_for_backward(sources_s)
+        ctx.leg = leg
+        return sum_rows(leg.axis.start_all_to_all(out_md, leg.tokens_back, leg.tokens).wait(), places_tk)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out_td: Tensor):
+        (sources_s,), leg = ctx.saved_tensors, ctx.leg
+        d_out_sd = gather_rows(d_out_td, sources_s)
+        return leg.axis.start_all_to_all(d_out_sd, leg.tokens, leg.tokens_back).wait(), None, None, None

@@ -11,7 +11,7 @@ as replicas.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from fivefold._torch import abort_groups
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
+from fivefold.hardware.catalogue import by_driver_name
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.grid import Grid
 from fivefold.parallel.links import NO_LINKS, Links
@@ -54,6 +55,8 @@ class Mesh:
     tp: Axis
     cp: Axis
     pp: Links
+    near: int
+    """Ranks next to each other in the numbering that need no network between them: a node's."""
 
     @property
     def dp(self) -> int:
@@ -86,14 +89,33 @@ class Mesh:
         return Axis(ep, self.rank % ep, self.experts["ep"].get_group(), Stopwatch(self.device))
 
     @cached_property
+    def ep_legs(self) -> tuple[Axis, ...]:
+        """The axes along which tokens travel to their experts, one after the other; as `experts`.
+
+        They are all of `ep` at once or, where it fills several nodes, the same place in each node and then the node.
+        """
+        ep = self.ep
+        if ep.size == 1:
+            return ()
+        least, most = ep.max_(torch.tensor([-self.near, self.near], device=self.device)).tolist()
+        if -least != most or self.near == 1 or ep.size <= self.near or ep.size % self.near:
+            return (ep,)
+        first = self.rank - ep.rank
+        of_node = range(first + ep.rank // self.near * self.near, first + ep.size)[: self.near]
+        across = range(first + ep.rank % self.near, first + ep.size, self.near)
+        return tuple(
+            Axis(len(peers), peers.index(self.rank), _ranks(peers, axis), ep.stopwatch)
+            for axis, peers in (("ep_nodes", across), ("ep_node", of_node))
+        )
+
+    @cached_property
     def stage(self) -> Axis:
         """All ranks that have this rank's stages, in their order. Made at the first call, which is a collective one."""
         size = self.world // self.grid.pp
         if size == 1:
             return ALONE
         first = self.rank // size * size
-        peers = list(range(first, first + size))
-        return Axis(size, self.rank - first, dist.new_group(peers, use_local_synchronization=True, group_desc="stage"))
+        return Axis(size, self.rank - first, _ranks(range(first, first + size), "stage"))
 
     @property
     def counts(self) -> bool:
@@ -163,8 +185,11 @@ def joined(timeout: timedelta = timedelta(minutes=10)) -> Iterator[torch.device]
     dist.destroy_process_group()
 
 
-def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
-    """The mesh of a layout over the processes that are connected already; a collective call."""
+def mesh_of(parallel: Parallel, device: torch.device, near: int | None = None) -> Mesh:
+    """The mesh of a layout over the processes that are connected already; a collective call.
+
+    `near` is a node's ranks; by default what the launcher says, or what the GPU's links join if they reach over nodes.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     grid = Grid.of(parallel, world)
     together = grid.dp * grid.cp  # ranks that compute with the same weights
@@ -175,7 +200,14 @@ def mesh_of(parallel: Parallel, device: torch.device) -> Mesh:
     tp = Axis(grid.tp, role.tp, dense["tp"].get_group()) if grid.tp > 1 else ALONE
     cp = Axis(grid.cp, role.cp, _group(grid, "cp")) if grid.cp > 1 else ALONE
     pp = Links(role.pp, grid.pp, _link(grid, device), _link(grid, device)) if grid.pp > 1 else NO_LINKS
-    return Mesh(rank, world, device, grid, dense, parallel, tp, cp, pp)
+    return Mesh(rank, world, device, grid, dense, parallel, tp, cp, pp, near or _near(world, device))
+
+
+def _near(world: int, device: torch.device) -> int:
+    """Ranks that need no network between them, as far as is known; all, if nothing says."""
+    node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    accelerator = by_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return accelerator.domain if accelerator is not None and accelerator.spans_nodes else node
 
 
 def _device_mesh(ranks: Tensor, cut: str, device: str) -> DeviceMesh:
@@ -186,9 +218,13 @@ def _device_mesh(ranks: Tensor, cut: str, device: str) -> DeviceMesh:
 
 
 def _group(grid: Grid, axis: str, **options: Any) -> dist.ProcessGroup:
-    """This rank's group along `axis`. Its ranks alone make it: in a large world others would be made for long."""
-    peers = grid.peers(dist.get_rank(), axis)
-    return dist.new_group(peers, use_local_synchronization=True, group_desc=axis, **options)
+    """This rank's group along `axis`."""
+    return _ranks(grid.peers(dist.get_rank(), axis), axis, **options)
+
+
+def _ranks(peers: Sequence[int], name: str, **options: Any) -> dist.ProcessGroup:
+    """The group of these ranks, which alone make it: in a large world others would be made for long."""
+    return dist.new_group(list(peers), use_local_synchronization=True, group_desc=name, **options)
 
 
 def _link(grid: Grid, device: torch.device) -> dist.ProcessGroup:

@@ -112,8 +112,7 @@ def cluster(
 ) -> Cluster:
     """`gpus` accelerators; None is what the catalogue says. Raises UserError as `cluster_of` does."""
     node = per_node or accelerator.per_node
-    spans_nodes = accelerator.domain > accelerator.per_node
-    domain = accelerator.domain if spans_nodes else min(accelerator.domain, node)
+    domain = accelerator.domain if accelerator.spans_nodes else min(accelerator.domain, node)
     nic = accelerator.nic if nic_gbit_s is None else _nic(nic_gbit_s)
     if gpus > max(node, domain) and not nic:
         raise UserError(

@@ -118,6 +118,7 @@ def _part(run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Coll
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
         ep=ALONE if run.model.moe is None else mesh.ep,
+        ep_legs=() if run.model.moe is None else mesh.ep_legs,
         recompute=run.recompute,
         offload_activations=offloaded,
         objective=Objective.of(run),
