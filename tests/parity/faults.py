@@ -148,12 +148,12 @@ def counts_not_summed() -> Iterator[None]:
 @contextmanager
 def gates_lose_their_gradient() -> Iterator[None]:
     """What a gate's gradient is worth does not come back to the rank of the router."""
-    right = expert._Journey.depart_back
+    right = expert._Passage.depart_back
 
-    def lost(journey: Any, d_x: Tensor) -> None:
-        right(journey, torch.zeros_like(d_x) if d_x.ndim == 1 else d_x)
+    def lost(passage: Any, d_x: Tensor, d_gates: Tensor) -> None:
+        right(passage, d_x, torch.zeros_like(d_gates))
 
-    with patch.object(expert._Journey, "depart_back", lost):
+    with patch.object(expert._Passage, "depart_back", lost):
         yield
 
 

@@ -102,10 +102,12 @@ class Nowhere:
     add_rows = add = add_grouped_product = add_product
 
 
-def training(run: Run, deferral: Deferral | None = None) -> tuple[Callable[[], torch.Tensor], torch.nn.Module]:
-    """A forward of the run's model in training, and the model."""
-    model, deferral = run.model, deferral or elsewhere()
-    part = Part(recompute=run.recompute, deferral=deferral, expert_deferral=deferral, objective=Objective.of(run))
+def training(
+    run: Run, deferral: Deferral | None = None, **ranks: Any
+) -> tuple[Callable[[], torch.Tensor], torch.nn.Module]:
+    """A forward of the run's model in training, and the model; `ranks` are those of its part."""
+    model, deferral, objective = run.model, deferral or elsewhere(), Objective.of(run)
+    part = Part(recompute=run.recompute, deferral=deferral, expert_deferral=deferral, objective=objective, **ranks)
     built = family(model).build(model, part).double()
     labels = [TOKENS.numel()] * model.mtp
     return lambda: built(TOKENS, TOKENS, ledger=Ledger(model, TOKENS.numel(), labels, TOKENS.device)), built
@@ -194,9 +196,11 @@ def test_weight_gradients_of_experts_that_wait_hold_what_is_said(model: str) -> 
 def test_ranks_of_ep_keep_the_rows_that_arrive_and_hold_their_share_of_the_experts() -> None:
     model, fp32 = MIXTURES["groups of experts"], Precision(compute="fp32")
     alone, spread = (whole(run_of(model, precision=fp32, parallel=Parallel(dp=4, ep=ep))) for ep in (1, 2))
-    rows = 3 * SEQUENCES * SEQ_LEN * 3  # layers x tokens x choices
-    assert spread.forward - alone.forward == rows * (64 * 4 + 3 * 8)
-    assert spread.weight - alone.weight == rows * 64 * 4 * 2 / 3
+    tokens = 3 * SEQUENCES * SEQ_LEN  # layers x tokens
+    reached = 12 / 7  # of two ranks
+    indices = (2 + reached) * 3 + 2  # beside three a choice: places of two kinds here and one there, and sources
+    assert spread.forward - alone.forward == pytest.approx(tokens * (reached * 64 * 4 + indices * 8))
+    assert spread.weight - alone.weight == pytest.approx(tokens * (reached - 1) * 64 * 4)
     experts = 3 * 12 * 3 * 64 * 40
     assert alone.state - spread.state == (experts - experts / 2) * (4 + 4)  # sharded the same, gathered half
 

@@ -15,6 +15,7 @@ from fivefold.plan.time.network import (
     Groups,
     Kind,
     NetworkConstants,
+    Once,
     bus_bandwidth,
     collective_seconds,
     constants_of,
@@ -88,8 +89,8 @@ def test_each_rank_sends_its_part_of_an_all_to_all_over_its_own_network() -> Non
 
 def test_rows_that_cross_once_a_node_are_spread_over_its_links() -> None:
     many = of("h100", 1024)
-    half = collective_seconds("all-to-all", 64e9, Group(64), many, PERFECT, once_a_node=0.5)
-    tenth = collective_seconds("all-to-all", 64e9, Group(64), many, PERFECT, once_a_node=0.1)
+    half = collective_seconds("all-to-all", 64e9, Group(64), many, PERFECT, once=Once(0.5))
+    tenth = collective_seconds("all-to-all", 64e9, Group(64), many, PERFECT, once=Once(0.1))
     assert half == pytest.approx(28e9 / 50e9)
     assert tenth == pytest.approx(7 / 8 * 64e9 / 450e9)  # then all that is not for a rank itself passes its link
 

@@ -97,7 +97,7 @@ class Mesh:
         ep = self.ep
         if ep.size == 1:
             return ()
-        least, most = ep.max_(torch.tensor([-self.near, self.near], device=self.device)).tolist()
+        least, most = ep.max_(torch.tensor([-self.near, self.near])).tolist()
         if -least != most or self.near == 1 or ep.size <= self.near or ep.size % self.near:
             return (ep,)
         first = self.rank - ep.rank

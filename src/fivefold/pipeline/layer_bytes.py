@@ -15,11 +15,13 @@ each token of its rank
     dense feed-forward    3 f, selective 2 f                       gate and up, their product (gelu: 2 f, f)
     mixture, k choices    2 f k, 3 or 2 f shared                   gate and up of each choice, and as wide numbers the
                                                                    scores and gates, with the places of the choices;
-                                                                   with ep the rows that arrive too, k d, if as many
-                                                                   come as go: an uneven load keeps more on some ranks
+                                                                   with ep the tokens that arrive too, as many d as a
+                                                                   token reaches ranks, if as many come as go: an
+                                                                   uneven load keeps more on some ranks
 
 Weight gradients that wait hold the inputs and output gradients of the products, those behind tp's sums on all its
-tokens; experts one input a token, or with ep a choice. What two products have as input is kept once. Imports no torch.
+tokens; experts one input a token, or with ep one that arrives. What two products have as input is kept once. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from math import prod
 from typing import NamedTuple
 
 from fivefold.config.run import Experts, LatentAttention, Run
+from fivefold.model.reach import ranks_reached
 from fivefold.model.spec import EXPERTS, Shapes, is_moe, layer_shapes, mtp_shapes
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -159,13 +162,17 @@ class LayerCount:
     def _mixture(self, moe: Experts, keeps_cheap: bool) -> _Kept:
         loss, choices, got = self._run.loss, moe.top_k, moe.top_k * self._hot
         shared = (2 + keeps_cheap) * moe.ffn * moe.shared
-        arriving = got * self._model.hidden if self._ep > 1 else 0
+        arriving = self._arriving(moe)
         scores = 1 + (loss.router_z > 0) + (loss.balance_sequence > 0)
         return _Kept(
-            elements=2 * moe.ffn * got + arriving + shared,
+            elements=2 * moe.ffn * got + arriving * self._model.hidden + shared,
             wide=scores * moe.experts + choices + got,
-            indices=3 * choices if self._ep == 1 else 3 * (choices + got),
+            indices=3 * choices if self._ep == 1 else (2 + arriving) * choices + min(choices, self._ep) + 3 * got,
         )
+
+    def _arriving(self, moe: Experts) -> float:
+        """Tokens that come to this rank's experts, a token of its own."""
+        return min(self._ep, ranks_reached(moe, self._ep) * self._hot) if self._ep > 1 else 0.0
 
     def _parameters(self, shapes: Shapes) -> tuple[float, float]:
         """Elements on one rank: those that tp cuts or leaves whole, and those of its experts."""
@@ -184,5 +191,6 @@ class LayerCount:
         if moe is not None and any(EXPERTS in n for n in shapes):
             got = moe.top_k * self._hot
             gradients += got * (2 * moe.ffn + self._model.hidden)
-            inputs += self._model.hidden * (1 if self._ep == 1 else got + (moe.shared > 0)) + got * moe.ffn
+            inputs += self._model.hidden * (1 if self._ep == 1 else self._arriving(moe) + (moe.shared > 0))
+            inputs += got * moe.ffn
         return self.tokens * (gradients + inputs) * self.compute

@@ -89,8 +89,9 @@ class Software:
     """Whether the exchange of rows between experts runs beside the computation of another microbatch."""
     shared_meanwhile: bool = False
     """Whether shared experts are computed while rows travel to the others."""
-    ep_once_a_node: bool = False
-    """Whether of a token's rows for several experts of one node only one crosses the network (DeepEP, HybridEP)."""
+    ep_once: Literal["choice", "node", "rank"] = "choice"
+    """What a token's row is sent once for: each of its experts; each node of these (DeepEP, HybridEP), while rows are
+    spread inside nodes; or each node, and then each rank."""
     narrow_activations: bool = False
     """Whether with 8-bit products what they and the activation read is kept in 8 bits, and the experts' output, weighed
     before their last product, is not kept."""
@@ -112,6 +113,7 @@ def fivefold(zero: int = 1, pp: int = 1) -> Software:
         tp_overlap="backward",
         fused_accumulation=True,
         shared_meanwhile=True,
+        ep_once="rank",
         reduces_each_microbatch=zero >= 2 and pp == 1,
     )
 
@@ -130,7 +132,7 @@ STACKS: dict[str, Software] = {
     "fsdp-2023": Software("fsdp1", FLASH, STATES["fsdp1"], sequence_parallel=False, reduces_each_microbatch=True),
     "torchtitan-2024": Software("fsdp2", COMPILED, STATES["fsdp2"], reduces_each_microbatch=True),
     "megatron-2025": Software(
-        "megatron", ENGINE, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_once_a_node=True
+        "megatron", ENGINE, STATES["megatron"], tp_overlap="all", fused_accumulation=True, ep_once="node"
     ),
     "megatron-2026": Software(
         "megatron",
@@ -139,7 +141,7 @@ STACKS: dict[str, Software] = {
         tp_overlap="all",
         fused_accumulation=True,
         ep_overlap=True,
-        ep_once_a_node=True,
+        ep_once="node",
     ),
     "deepseek-2024": Software(
         "deepseek",
@@ -148,7 +150,7 @@ STACKS: dict[str, Software] = {
         selective=frozenset({"norm", "activation", "up_projection"}),
         fused_accumulation=True,
         ep_overlap=True,
-        ep_once_a_node=True,
+        ep_once="node",
         narrow_activations=True,
     ),
 }

@@ -71,7 +71,7 @@ def software_of_row(row: Mapping[str, Any]) -> Software:
         fused_accumulation=stack == "megatron",
         whole_transfers=stack.startswith("deepspeed"),
         ep_overlap=generation == LATEST,
-        ep_once_a_node=stack == "megatron",
+        ep_once="node" if stack == "megatron" else "choice",
         reduces_each_microbatch=zero == 3 or "mosaic" in source or "PURE" in precision,
     )
 

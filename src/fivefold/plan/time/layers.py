@@ -10,11 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fivefold.config.run import Run
+from fivefold.model.reach import ranks_reached
 from fivefold.parallel.grid import Grid
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.constants import Constants
 from fivefold.plan.software import Software
-from fivefold.plan.time.network import Group, Groups, Kind, NetworkConstants, collective_seconds, constants_of
+from fivefold.plan.time.network import Group, Groups, Kind, NetworkConstants, Once, collective_seconds, constants_of
 from fivefold.plan.time.rates import Rates
 from fivefold.plan.time.work import Communication, Operation, Sizes, Work
 
@@ -171,10 +172,8 @@ class LayerTimes:
 
     def _once(self, communication: Communication) -> float:
         group = {"tp": self.groups.tp, "cp": self.groups.cp, "ep": self.groups.ep}[communication.axis]
-        once = self._once_a_node(communication)
-        return collective_seconds(
-            communication.kind, communication.bytes, group, self._cluster, self._network, once_a_node=once
-        )
+        once = self._rows_once(communication)
+        return collective_seconds(communication.kind, communication.bytes, group, self._cluster, self._network, once)
 
     def _left(
         self, time: PassTime, communication: Communication, seconds: float, beside: _Beside, forward: bool
@@ -203,17 +202,18 @@ class LayerTimes:
             return [(0.5, True, time.forward / 4), (0.5, False, 0.0)]
         return [(1.0, overlap == "all", time.forward / 4)]
 
-    def _once_a_node(self, communication: Communication) -> float | None:
-        """Where of rows for several experts of a node only one crosses the network: the share that is left of them.
-
-        A router that is limited to some groups of experts reaches as large a part of the nodes at most.
-        """
-        moe = self._run.model.moe
-        nodes = self._run.parallel.ep / max(self._cluster.domain, self._cluster.per_node)
-        if communication.axis != "ep" or moe is None or nodes <= 1 or not self.software.ep_once_a_node:
+    def _rows_once(self, communication: Communication) -> Once | None:
+        """What is left of the rows for experts, where of several for experts of one node or rank only one travels."""
+        moe, ep = self._run.model.moe, self._run.parallel.ep
+        if communication.axis != "ep" or moe is None or self.software.ep_once == "choice":
             return None
-        reached = max(1.0, nodes * moe.top_groups / moe.groups)
-        return reached * (1 - (1 - 1 / reached) ** moe.top_k) / moe.top_k
+        nodes = ep / max(self._cluster.domain, self._cluster.per_node)
+        to_node = ranks_reached(moe, nodes) / moe.top_k if nodes > 1 else 1.0
+        if self.software.ep_once == "node":
+            return Once(to_node) if nodes > 1 else None
+        to_rank = ranks_reached(moe, ep) / moe.top_k
+        legs = 1 < nodes < ep
+        return Once(to_node if legs else to_rank, to_rank, in_turns=legs)
 
     def _gather(self, time: PassTime, work: Work, forward: float, backward: float) -> None:
         """With ZeRO 3 a layer's parameters are gathered before each use; with 2 and 3 its gradients are sent away."""

@@ -113,20 +113,31 @@ class Tier(NamedTuple):
     """Other members that a rank reaches through the tier."""
 
 
+class Once(NamedTuple):
+    """What is left of an all-to-all whose rows go once to where several copies of them were wanted."""
+
+    node: float
+    """The share of the bytes for other nodes that crosses the network; inside a node they are spread to its members."""
+    rank: float = 1.0
+    """The share of the bytes for other members that passes a node's links."""
+    in_turns: bool = False
+    """Whether the rows of a node are spread when all have come, instead of meanwhile."""
+
+
 def collective_seconds(
     kind: Kind,
     bytes: float,
     group: Group,
     cluster: Cluster,
     constants: NetworkConstants | None = None,
-    once_a_node: float | None = None,
+    once: Once | None = None,
 ) -> float:
     """Seconds from the last rank's arrival to the end, while the cluster's other groups of this kind do the same.
 
     `bytes` are those of the whole buffer: what every rank holds before an all-reduce or a reduce-scatter, or after an
     all-gather; what each rank has for all others and itself together in an all-to-all; one message of a send, which
-    goes to the next rank of the group and, where some next rank is on another node, over the network. With
-    `once_a_node` that share of an all-to-all's bytes for other nodes crosses the network, and is spread inside a node.
+    goes to the next rank of the group and, where some next rank is on another node, over the network. With `once` an
+    all-to-all moves less than its bytes.
     """
     constants = constants or constants_of(cluster.accelerator)
     tiers = tiers_of(group, cluster)
@@ -138,8 +149,11 @@ def collective_seconds(
         return constants.start + hops[-1] + bytes / (outer.lane * _share(kind, outer, constants))
     if kind == "all-to-all":
         messages = sum(hop * tier.peers for hop, tier in zip(hops, tiers, strict=True))
-        slowest = max(_peers(tier, group, once_a_node) / (tier.lane * _share(kind, tier, constants)) for tier in tiers)
-        return constants.start + messages / MESSAGES_AT_ONCE + bytes / group.size * slowest
+        crosses = tiers[-1].name == "nic"
+        each = [_peers(tier, group, crosses, once) / (tier.lane * _share(kind, tier, constants)) for tier in tiers]
+        in_turns = once is not None and once.in_turns
+        start = constants.start * (len(tiers) if in_turns else 1)
+        return start + messages / MESSAGES_AT_ONCE + bytes / group.size * (sum(each) if in_turns else max(each))
     rounds = 2 if kind == "all-reduce" else 1
     latency = rounds * sum(hop * _steps(kind, tier.crossings) for hop, tier in zip(hops, tiers, strict=True))
     moved = rounds * bytes * (group.size - 1) / group.size
@@ -152,14 +166,16 @@ def bus_bandwidth(kind: Kind, group: Group, cluster: Cluster, constants: Network
     return min((_bus(kind, tier, constants) for tier in tiers_of(group, cluster)), default=inf)
 
 
-def _peers(tier: Tier, group: Group, once_a_node: float | None) -> float:
+def _peers(tier: Tier, group: Group, crosses: bool, once: Once | None) -> float:
     """Members of a group to whose number the bytes are in proportion that an all-to-all moves through a tier.
 
     What crosses the network once for several members of a node is spread among them: all that is not for a rank itself.
     """
-    if once_a_node is None:
+    if once is None:
         return tier.peers
-    return tier.peers * once_a_node if tier.name == "nic" else group.size * tier.peers / (tier.peers + 1)
+    if tier.name == "nic":
+        return tier.peers * once.node
+    return once.rank * (group.size * tier.peers / (tier.peers + 1) if crosses else tier.peers)
 
 
 def _bus(kind: Kind, tier: Tier, constants: NetworkConstants) -> float:
