@@ -26,12 +26,21 @@ import torch
 HERE = Path(__file__).parent
 PROFILED_STEP = 20
 KINDS: dict[str, tuple[str, ...]] = {
-    "routing": ("fivefold.model.moe.choose", "fivefold.model.moe.sort_by_expert", "fivefold.model.moe.wide_linear"),
+    "routing": (
+        "fivefold.model.moe.choose",
+        "fivefold.model.moe.sort_by_expert",
+        "fivefold.model.moe.wide_linear",
+        "fivefold.parallel.expert.visits",
+        "fivefold.parallel.expert.arrived",
+        "fivefold.parallel.expert._itinerary",
+    ),
     "rows moved": (
         "fivefold.kernels.permute.gather_rows",
         "fivefold.kernels.permute.sum_rows",
         "fivefold.kernels.expert_feed_forward.gather_rows",
         "fivefold.kernels.expert_feed_forward.sum_rows",
+        "fivefold.parallel.expert.gather_rows",
+        "fivefold.parallel.expert.sum_rows",
     ),
     "grouped products": (
         "fivefold.kernels.expert_feed_forward.grouped_multiply",

@@ -74,8 +74,10 @@ class Sorted(NamedTuple):
 
 def sort_by_expert(experts_tk: Tensor, experts: int) -> Sorted:
     """The choices of `experts_tk` as rows."""
-    sorted_r, order_r = experts_tk.flatten().sort(stable=True)
-    ends_e = torch.searchsorted(sorted_r, torch.arange(experts, device=sorted_r.device), right=True, out_int32=True)
+    narrow = torch.int16 if experts <= torch.iinfo(torch.int16).max else torch.int64  # sorted in half the time
+    sorted_r, order_r = experts_tk.flatten().to(narrow).sort(stable=True)
+    numbers_e = torch.arange(experts, dtype=narrow, device=sorted_r.device)
+    ends_e = torch.searchsorted(sorted_r, numbers_e, right=True, out_int32=True)
     return Sorted(order_r, inverse(order_r).view_as(experts_tk), ends_e)
 
 
