@@ -13,6 +13,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Mirrors(Axis):
 def measure(sizes: Sequence[int], layers: int, steps: int) -> tuple[float, float, float, float]:
     """Forward and backward in ms, GB that leave the rank, and GiB, with the experts spread over axes of such sizes."""
     legs = [Mirrors(size) for size in sizes]
-    ranks = torch.tensor(sizes).prod().item()
+    ranks = prod(sizes)
     generator = torch.Generator("cuda").manual_seed(0)
 
     def weight(*shape: int) -> Tensor:
