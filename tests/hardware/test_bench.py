@@ -13,7 +13,7 @@ from fivefold import cli
 from fivefold.errors import UserError
 from fivefold.hardware import bench_compute, bench_exchange
 from fivefold.hardware.accelerator import Collective, Measured, Product
-from fivefold.hardware.bench import bench, entry_from, ranks_a_node, unknown
+from fivefold.hardware.bench import bench, entry_from, unknown
 from fivefold.hardware.catalogue import by_name
 from fivefold.hardware.entry import entry_of, faults, read_entry, write_entry
 from fivefold.hardware.stopwatch import Stopwatch
@@ -71,27 +71,6 @@ def test_ranks_of_different_nodes_measure_the_network_between_them(pair: Crew) -
     assert rate is not None
     assert rate > 0
     assert inside == 0
-
-
-@pytest.mark.parametrize(
-    ("environ", "ranks"),
-    [
-        ({"LOCAL_WORLD_SIZE": "8"}, 8),
-        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
-        ({"SLURM_NTASKS_PER_NODE": "8(x2)"}, 16),
-        ({"LOCAL_WORLD_SIZE": "6"}, 16),
-        ({}, 16),
-    ],
-)
-def test_the_launcher_says_how_many_ranks_a_node_has(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], ranks: int
-) -> None:
-    monkeypatch.setattr("fivefold.hardware.bench.dist.get_world_size", lambda: 16)
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    assert ranks_a_node() == ranks
 
 
 def test_a_stopwatch_takes_the_time_of_a_call_within_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
+from fivefold.hardware.node import ranks_of_node
 from fivefold.launch.environment import first_host, is_worker
 from fivefold.launch.local import worker_environment
 from fivefold.parallel import mesh
@@ -41,6 +42,25 @@ def test_a_slurm_step_is_a_worker_and_gets_torchs_variables():
         "MASTER_ADDR": "gpu007",
         "MASTER_PORT": "31234",
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "ranks"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_TASKS_PER_NODE": "2(x4)", "SLURM_NTASKS_PER_NODE": "4"}, 2),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3(x2),2"}, 8),  # not the same for each
+        ({"SLURM_STEP_TASKS_PER_NODE": "5"}, 8),  # no part of the world
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_NTASKS_PER_NODE": "4"}, 2),
+        ({}, 8),
+    ],
+)
+def test_the_launcher_says_how_many_ranks_a_node_has(said, ranks):
+    environ = STEP | said
+    assert is_worker("slurm", environ)
+    assert ranks_of_node(8, environ) == ranks
 
 
 def test_a_step_needs_no_number_of_the_jobs_tasks():

@@ -20,6 +20,7 @@ from fivefold.hardware import bench_compute, bench_exchange
 from fivefold.hardware.accelerator import Accelerator, Measured, Product
 from fivefold.hardware.catalogue import by_driver_name
 from fivefold.hardware.entry import ROUNDING
+from fivefold.hardware.node import ranks_of_node
 from fivefold.hardware.stopwatch import Stopwatch
 
 GPU_BUDGET_S, CPU_BUDGET_S = 0.7, 0.1
@@ -46,7 +47,7 @@ def bench(device: torch.device, budget: float | None = None) -> Findings:
     together = dist.is_initialized() and dist.get_world_size() > 1
     standard = GPU_BUDGET_S if device.type == "cuda" else CPU_BUDGET_S
     watch = Stopwatch(device, standard if budget is None else budget, together)
-    per_node = ranks_a_node() if together else 1
+    per_node = ranks_of_node(dist.get_world_size()) if together else 1
     products = bench_compute.products(watch)
     attention, backend = bench_compute.attention(watch)
     measured = Measured(
@@ -62,13 +63,6 @@ def bench(device: torch.device, budget: float | None = None) -> Findings:
     known = by_driver_name(name)
     found, notes = entry_from(known or unknown(name, memory_of(device), per_node, measured), measured)
     return Findings(found, known, backend, tuple(notes))
-
-
-def ranks_a_node() -> int:
-    """Ranks of each machine, as the launcher says; all of them where it says nothing, or not the same for each."""
-    world = dist.get_world_size()
-    said = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
-    return int(said) if said.isdigit() and int(said) and world % int(said) == 0 else world
 
 
 def entry_from(base: Accelerator, measured: Measured) -> tuple[Accelerator, list[str]]:

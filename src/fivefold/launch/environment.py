@@ -7,12 +7,15 @@ has SLURM_PROCID too but runs outside any numbered step, so it is no worker.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import MutableMapping
 from typing import Literal
 
 from fivefold.errors import UserError
 
 Launcher = Literal["auto", "local", "env", "slurm"]
+TASKS_OF_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+"""Where Slurm says how many tasks each node has, as in `8(x16)`, or `8(x16),4`."""
 ONE_WISH_S = 2.0
 """Signals this close together are one wish to stop: whoever ends a whole job or container (Slurm, systemd) signals each
 process in it, and a launcher passes its own signal on to workers that had it already."""
@@ -47,6 +50,9 @@ def _translate_slurm(environ: MutableMapping[str, str]) -> None:
     environ["RANK"] = environ["SLURM_PROCID"]
     environ["WORLD_SIZE"] = environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"]
     environ["LOCAL_RANK"] = environ["SLURM_LOCALID"]
+    tasks = next((environ[name] for name in TASKS_OF_NODE if environ.get(name)), "")
+    if on_each := re.fullmatch(r"(\d+)(\(x\d+\))?", tasks):  # else nodes have different numbers
+        environ.setdefault("LOCAL_WORLD_SIZE", on_each[1])
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     environ.setdefault("MASTER_ADDR", first_host(nodes) or "127.0.0.1")
     job = int(environ.get("SLURM_JOB_ID", "0"))

@@ -27,6 +27,7 @@ from fivefold._torch import abort_groups
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_driver_name
+from fivefold.hardware.node import ranks_of_node
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.grid import Grid
 from fivefold.parallel.links import NO_LINKS, Links
@@ -205,7 +206,7 @@ def mesh_of(parallel: Parallel, device: torch.device, near: int | None = None) -
 
 def _near(world: int, device: torch.device) -> int:
     """Ranks that need no network between them, as far as is known; all, if nothing says."""
-    node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    node = ranks_of_node(world)
     accelerator = by_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return accelerator.domain if accelerator is not None and accelerator.spans_nodes else node
 
