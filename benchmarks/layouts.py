@@ -52,6 +52,7 @@ ROWS = (
     Row("tp4", 4, ("--parallel.tp", "4", *FOUR, "--batch.micro_size", "4")),
     Row("tp2-cp2-32k", 4, ("--parallel.tp", "2", "--parallel.cp", "2", "--data.seq_len", "32768", *LONG)),
     Row("cp4-131k", 4, ("--parallel.cp", "4", "--data.seq_len", "131072", *LONG, "--steps", "8")),
+    Row("zero2-of-8", 8, ("--parallel.zero", "2", "--batch.global_size", "8")),
 )
 
 

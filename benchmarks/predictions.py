@@ -33,7 +33,7 @@ STEPS = 16
 
 
 def whole_host(gpus: int) -> Iterator[Row]:
-    """Layouts of Llama 3 8B and of a deeper moe6 on all GPUs of a host."""
+    """Layouts of dense16, of Llama 3 8B and of a deeper moe6 on all GPUs of a host."""
 
     def row(name: str, *flags: str, size: int = gpus, file: str = LLAMA) -> Row:
         return Row(f"{name}-{gpus}", gpus, ("--batch.global_size", str(size), *flags), file)
@@ -41,6 +41,7 @@ def whole_host(gpus: int) -> Iterator[Row]:
     def degrees(**axes: int) -> tuple[str, ...]:
         return tuple(word for axis, degree in axes.items() for word in (f"--parallel.{axis}", str(degree)))
 
+    yield row("dense-zero2", *degrees(zero=2), file="dense16.yaml")
     yield row("llama8b-zero2")
     yield row("llama8b-zero3", *degrees(zero=3))
     yield row("llama8b-tp2-zero2", *degrees(tp=2))

@@ -1,10 +1,15 @@
-"""Runs torchtitan (pip install torchtitan==0.2.2) on the model of `dense16.yaml` or `moe6.yaml` with random tokens.
+"""Runs torchtitan (pip install torchtitan==0.2.2) on the models of this folder with random tokens.
 
     torchrun --nproc_per_node 1 benchmarks/torchtitan_peer.py --training.seq_len=8192 --compile.enable
     torchrun --nproc_per_node 2 benchmarks/torchtitan_peer.py --training.seq_len=32768 --compile.enable \
         --parallelism.context_parallel_degree=2 --activation_checkpoint.mode=full
     torchrun --nproc_per_node 1 benchmarks/torchtitan_peer.py --model.name=qwen3 --model.flavor=moe6 --compile.enable \
         --training.seq_len=4096 --training.local_batch_size=2 --activation_checkpoint.mode=none
+    torchrun --nproc_per_node 8 benchmarks/torchtitan_peer.py --model.flavor=8B --compile.enable \
+        --training.seq_len=8192 --activation_checkpoint.mode=none
+    torchrun --nproc_per_node 8 benchmarks/torchtitan_peer.py --model.name=qwen3 --model.flavor=moe24 --compile.enable \
+        --training.seq_len=4096 --training.local_batch_size=2 --parallelism.expert_parallel_degree=8 \
+        --activation_checkpoint.mode=none
 
 Further flags are torchtitan's own; its log says tokens a second and GPU (`tps`).
 """
@@ -74,9 +79,9 @@ def prepare() -> None:
     HuggingFaceTextDataset.__iter__ = random_sequences
     HuggingFaceTextDataset.state_dict = lambda dataset: {}
     HuggingFaceTextDataset.load_state_dict = lambda dataset, state: None
-    moe6 = copy.deepcopy(qwen3_args["30B-A3B"])
-    moe6.n_layers = 6
-    qwen3_args["moe6"] = moe6
+    for layers in (6, 24):
+        qwen3_args[f"moe{layers}"] = copy.deepcopy(qwen3_args["30B-A3B"])
+        qwen3_args[f"moe{layers}"].n_layers = layers
     for name in ("llama3", "qwen3"):
         spec = specs.get_train_spec(name)
         spec.build_tokenizer_fn = NoTokenizer

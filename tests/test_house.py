@@ -36,6 +36,8 @@ PURE = (
     "fivefold.data.order",
     "fivefold.errors",
     "fivefold.hardware.catalogue",
+    "fivefold.hardware.node",
+    "fivefold.model.reach",
     "fivefold.model.spec",
     "fivefold.observe.report",
     "fivefold.parallel.grid",
