@@ -20,7 +20,7 @@ def gather_rows(x_nd: Tensor, index_r: Tensor) -> Tensor:
     x_nd, index_r = x_nd.contiguous(), index_r.contiguous()
     out = x_nd.new_empty(len(index_r), *x_nd.shape[1:])
     if out.numel():
-        d = x_nd[0].numel()
+        d = x_nd.shape[1:].numel()
         rows, columns = tile(d)
         grid = (triton.cdiv(len(index_r), rows), triton.cdiv(d, columns))
         _gather_rows[grid](x_nd, index_r, out, len(index_r), d, rows, columns)
@@ -35,7 +35,7 @@ def sum_rows(rows_rd: Tensor, places_nk: Tensor) -> Tensor:
     if not len(rows_rd):
         return out.zero_()
     if out.numel():
-        d = rows_rd[0].numel()
+        d = rows_rd.shape[1:].numel()
         rows, columns = tile(d)
         grid = (triton.cdiv(n, rows), triton.cdiv(d, columns))
         _sum_rows[grid](rows_rd, places_nk, out, n, d, k, rows, columns)

@@ -106,8 +106,7 @@ def _itinerary(choices: Sorted, axes: Sequence[Axis]) -> list[Leg]:
     """What travels in each leg, which all ranks must ask together. The host waits for it.
 
     Each tells all others how many of its choices are for each expert, and how many of its tokens for each rank of the
-    first leg's axis, then for each rank of the second's behind each of these, and so on. Before a leg a token is at the
-    rank that it goes to by the axes before, and by the others where it came from.
+    first leg's axis, then for each rank of the second's behind each of these, and so on.
     """
     sizes, me = [axis.size for axis in axes], [axis.rank for axis in axes]
     told = [counts_of(choices.ends_e), *(visitors(choices, prod(sizes[: leg + 1])) for leg in range(len(axes)))]
@@ -119,15 +118,10 @@ def _itinerary(choices: Sorted, axes: Sequence[Axis]) -> list[Leg]:
     numbers: list[Tensor] = []
     arriving: list[tuple[Tensor, Tensor]] = []
     for leg in range(len(axes)):
-        anywhere, before = (slice(None),) * leg, tuple(range(leg))
-        to = (*anywhere, *me[leg:], *me[:leg])
-        of = (*anywhere, slice(None), *me[leg + 1 :], *me[: leg + 1])
-        tokens_pp = tokens[leg].reshape(*sizes, *sizes[: leg + 1])
-        counts_ppe = counts.reshape(*sizes, *sizes[: leg + 1], -1)
-        tokens_p, tokens_back_p = (_summed(tokens_pp[ways], before) for ways in (to, of))
-        counts_to_pe, counts_pe = (_summed(counts_ppe[ways], before) for ways in (to, of))
-        numbers += [tokens_p, tokens_back_p, counts_to_pe.sum(1), counts_pe.sum(1)]
-        arriving.append((tokens_back_p, counts_pe))
+        tokens_to_p, tokens_of_p = _to_and_of(me, leg, tokens[leg].reshape(*sizes, *sizes[: leg + 1]))
+        counts_to_pe, counts_of_pe = _to_and_of(me, leg, counts.reshape(*sizes, *sizes[: leg + 1], -1))
+        numbers += [tokens_to_p, tokens_of_p, counts_to_pe.sum(1), counts_of_pe.sum(1)]
+        arriving.append((tokens_of_p, counts_of_pe))
     reading = Reading(torch.cat(numbers))
     arrivals = [Arrival.of(*each) for each in arriving]  # the device has these to do until the host goes on
     on_host = iter(reading.wait())
@@ -138,8 +132,17 @@ def _itinerary(choices: Sorted, axes: Sequence[Axis]) -> list[Leg]:
     return legs
 
 
-def _summed(x: Tensor, dimensions: tuple[int, ...]) -> Tensor:
-    return x.sum(dimensions) if dimensions else x
+def _to_and_of(me: list[int], leg: int, told: Tensor) -> tuple[Tensor, Tensor]:
+    """What this rank sends in a leg to each rank of its axis, and gets of each, from what every rank told.
+
+    `told` has an axis for each leg of the ranks that told, and one for each leg up to this of the ranks told of. Before
+    a leg a token is by the axes of those before at the rank that it goes to, wherever it is from, and by the others
+    where it is from.
+    """
+    anywhere, before = (slice(None),) * leg, tuple(range(leg))
+    to = told[(*anywhere, *me[leg:], *me[:leg])]
+    of = told[(*anywhere, slice(None), *me[leg + 1 :], *me[: leg + 1])]
+    return (to.sum(before), of.sum(before)) if before else (to, of)
 
 
 class _Passage:
