@@ -139,9 +139,10 @@ def _to_and_of(me: list[int], leg: int, told: Tensor) -> tuple[Tensor, Tensor]:
     a leg a token is by the axes of those before at the rank that it goes to, wherever it is from, and by the others
     where it is from.
     """
-    anywhere, before = (slice(None),) * leg, tuple(range(leg))
+    anywhere: tuple[slice | int, ...] = (slice(None),) * leg
     to = told[(*anywhere, *me[leg:], *me[:leg])]
     of = told[(*anywhere, slice(None), *me[leg + 1 :], *me[: leg + 1])]
+    before = tuple(range(leg))
     return (to.sum(before), of.sum(before)) if before else (to, of)
 
 
