@@ -6,7 +6,8 @@ As in `test_layouts.py`; router biases and the loads that routers remember are c
 import pytest
 
 from fivefold.config.rules import check
-from tests.parity.cases import Case
+from fivefold.model.reach import goes_by_node
+from tests.parity.cases import NEAR, Case
 
 KINDS = (
     "moe",
@@ -46,7 +47,7 @@ NODES = [  # tokens go to a node first, then to the rank
     Case("moe-bias", ep=4, near=2, dp=4, zero=3, packed=True, steps=3),
     Case("moe-bias", ep=4, near=2, tp=2, cp=2, packed=True, steps=3),
     Case("moe-full", ep=4, near=2, dp=4, packed=True),
-    Case("moe-one", ep=4, near=2, dp=8, recompute="full", steps=3),
+    Case("moe-empty", ep=4, near=2, dp=8, recompute="full", steps=3),
     Case("moe-bias", ep=8, dp=8, steps=3),
     Case("moe-bias", ep=8, near=2, dp=8, zero=2, recompute="full", steps=3),
     Case("moe-bias", ep=8, near=4, tp=2, cp=2, dp=2, packed=True, steps=3),
@@ -78,6 +79,11 @@ LAYOUTS = [*ROUTED, *SPREAD, *NODES, *UNEVEN, *RECOMPUTED, *IDLE, *APART]
 def test_a_layout_equals_one_process(harness, case):
     assert check(case.run, case.world) == []
     assert harness.difference(case) is None
+
+
+@pytest.mark.parametrize("case", [case for case in NODES if case.near != NEAR], ids=str)
+def test_tokens_go_by_nodes_there(case):
+    assert goes_by_node(case.run.model.moe, case.ep, case.near)
 
 
 def test_no_layout_stands_here_twice_and_there_are_enough():

@@ -97,10 +97,12 @@ def test_what_waits_for_its_backward_grows_by_the_rows_that_arrive() -> None:
     software = OURS.software(run.parallel)
     even, uneven = (memory(run, cluster_of(run), each).worst for each in (software, replace(software, hot_experts=hot)))
     assert MODEL.moe is not None
-    tokens = (hot - 1) * run.batch.micro_size * run.data.seq_len
+    tokens = run.batch.micro_size * run.data.seq_len
     a_token, a_choice = 2 * MODEL.hidden + 2 * 8, 2 * 2 * MODEL.moe.ffn + 4 + 3 * 8
-    reached = 8 * (1 - 28 / 32 * 27 / 31)
-    assert uneven.microbatch - even.microbatch == pytest.approx(3 * tokens * (reached * a_token + 2 * a_choice))
+    more_tokens = 8 * (1 - 28 / 32 * 27 / 31) * ((1 - (1 - hot / 8) ** 2) / (1 - (1 - 1 / 8) ** 2) - 1)
+    more_choices = (hot - 1) * 2
+    more = 3 * tokens * (more_tokens * a_token + more_choices * a_choice)
+    assert uneven.microbatch - even.microbatch == pytest.approx(more)
 
 
 def test_the_gradients_of_the_rows_that_arrive_grow_while_the_layer_is_in_its_backward() -> None:

@@ -27,7 +27,7 @@ from fivefold._torch import abort_groups
 from fivefold.config.run import Parallel
 from fivefold.errors import UserError
 from fivefold.hardware.catalogue import by_driver_name
-from fivefold.hardware.node import ranks_of_node
+from fivefold.hardware.node import filled, ranks_of_node
 from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.grid import Grid
 from fivefold.parallel.links import NO_LINKS, Links
@@ -90,23 +90,24 @@ class Mesh:
         return Axis(ep, self.rank % ep, self.experts["ep"].get_group(), Stopwatch(self.device))
 
     @cached_property
-    def ep_legs(self) -> tuple[Axis, ...]:
-        """The axes along which tokens travel to their experts, one after the other; as `experts`.
+    def ep_near(self) -> int:
+        """Ranks of ep that need no network between them, as all of them know; all of ep if they know it differently.
 
-        They are all of `ep` at once or, where it fills several nodes, the same place in each node and then the node.
+        The first call is a collective one.
         """
-        ep = self.ep
-        if ep.size == 1:
-            return ()
-        least, most = ep.max_(torch.tensor([-self.near, self.near])).tolist()
-        if -least != most or self.near == 1 or ep.size <= self.near or ep.size % self.near:
-            return (ep,)
+        least, most = self.ep.max_(torch.tensor([-self.near, self.near])).tolist()
+        return most if -least == most else self.ep.size
+
+    @cached_property
+    def ep_by_node(self) -> tuple[Axis, Axis]:
+        """The ranks of ep in two axes: those of the same place in each node, and those of the node; as `experts`."""
+        ep, near = self.ep, self.ep_near
         first = self.rank - ep.rank
-        of_node = range(first + ep.rank // self.near * self.near, first + ep.size)[: self.near]
-        across = range(first + ep.rank % self.near, first + ep.size, self.near)
-        return tuple(
-            Axis(len(peers), peers.index(self.rank), _ranks(peers, axis), ep.stopwatch)
-            for axis, peers in (("ep_nodes", across), ("ep_node", of_node))
+        of_node = range(first + ep.rank // near * near, first + ep.size)[:near]
+        across = range(first + ep.rank % near, first + ep.size, near)
+        return (
+            Axis(len(across), across.index(self.rank), _ranks(across, "ep_nodes"), ep.stopwatch),
+            Axis(near, of_node.index(self.rank), _ranks(of_node, "ep_node"), ep.stopwatch),
         )
 
     @cached_property
@@ -208,7 +209,8 @@ def _near(world: int, device: torch.device) -> int:
     """Ranks that need no network between them, as far as is known; all, if nothing says."""
     node = ranks_of_node(world)
     accelerator = by_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return accelerator.domain if accelerator is not None and accelerator.spans_nodes else node
+    spans_nodes = accelerator is not None and accelerator.spans_nodes
+    return filled(accelerator.domain, node, world) if accelerator is not None and spans_nodes else node
 
 
 def _device_mesh(ranks: Tensor, cut: str, device: str) -> DeviceMesh:

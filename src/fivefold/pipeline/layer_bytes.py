@@ -32,7 +32,7 @@ from math import prod
 from typing import NamedTuple
 
 from fivefold.config.run import Experts, LatentAttention, Run
-from fivefold.model.reach import ranks_reached
+from fivefold.model.reach import tokens_arriving
 from fivefold.model.spec import EXPERTS, Shapes, is_moe, layer_shapes, mtp_shapes
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -172,7 +172,7 @@ class LayerCount:
 
     def _arriving(self, moe: Experts) -> float:
         """Tokens that come to this rank's experts, a token of its own."""
-        return min(self._ep, ranks_reached(moe, self._ep) * self._hot) if self._ep > 1 else 0.0
+        return tokens_arriving(moe, self._ep, self._hot) if self._ep > 1 else 0.0
 
     def _parameters(self, shapes: Shapes) -> tuple[float, float]:
         """Elements on one rank: those that tp cuts or leaves whole, and those of its experts."""

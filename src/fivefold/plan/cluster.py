@@ -14,6 +14,7 @@ from fivefold.errors import UserError
 from fivefold.hardware.accelerator import Accelerator
 from fivefold.hardware.catalogue import by_name
 from fivefold.hardware.entry import QUANTITIES
+from fivefold.hardware.node import filled
 from fivefold.hardware.rule import which_gpu
 
 
@@ -55,17 +56,8 @@ class Cluster:
 
     @property
     def filled(self) -> int:
-        """Accelerators of each domain that the run takes: all, unless the links reach over several nodes.
-
-        Then a run that fills no whole domains (256 of 72 each) takes as many of each as evenly make it (64), if that
-        is three quarters or more, as schedulers place it: groups of a power of two do not lie in two domains.
-        """
-        domain = self.domain
-        if domain <= self.per_node or self.gpus <= domain:
-            return domain
-        least = domain * 3 // 4
-        even = (count for count in range(domain, least - 1, -1) if not (count % self.per_node or self.gpus % count))
-        return next(even, domain)
+        """Accelerators of each domain that the run takes."""
+        return filled(self.domain, self.per_node, self.gpus)
 
 
 def notes_on_nodes(cluster: Cluster, tp: int) -> tuple[str, ...]:

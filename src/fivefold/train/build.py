@@ -8,15 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fivefold.config.run import Model, Run
+from fivefold.config.run import Experts, Model, Run
 from fivefold.errors import UserError
 from fivefold.kernels.linear import Deferral
 from fivefold.model.family import family
 from fivefold.model.hf_import import OnEvent, load_huggingface
 from fivefold.model.objective import Objective
 from fivefold.model.part import WHOLE, Part
+from fivefold.model.reach import goes_by_node
 from fivefold.parallel.accumulation import Accumulation
-from fivefold.parallel.axis import ALONE
+from fivefold.parallel.axis import ALONE, Axis
 from fivefold.parallel.mesh import Mesh
 from fivefold.parallel.state import ShardedParameter
 from fivefold.parallel.tied import tied_embedding
@@ -118,11 +119,18 @@ def _part(run: Run, mesh: Mesh, stage: int, layers: list[range], offloaded: Coll
         cp=mesh.cp,
         cp_method=run.parallel.cp_method,
         ep=ALONE if run.model.moe is None else mesh.ep,
-        ep_legs=() if run.model.moe is None else mesh.ep_legs,
+        ep_legs=_legs(run.model.moe, mesh),
         recompute=run.recompute,
         offload_activations=offloaded,
         objective=Objective.of(run),
     )
+
+
+def _legs(moe: Experts | None, mesh: Mesh) -> tuple[Axis, ...]:
+    """The axes along which tokens travel to their experts, one after the other."""
+    if moe is None or mesh.ep.size == 1:
+        return ()
+    return mesh.ep_by_node if goes_by_node(moe, mesh.ep.size, mesh.ep_near) else (mesh.ep,)
 
 
 def buffers_of(stages: Mapping[int, nn.Module]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fivefold.config.run import Run
-from fivefold.model.reach import ranks_reached
+from fivefold.model.reach import goes_by_node, tokens_arriving
 from fivefold.parallel.grid import Grid
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.constants import Constants
@@ -207,12 +207,14 @@ class LayerTimes:
         moe, ep = self._run.model.moe, self._run.parallel.ep
         if communication.axis != "ep" or moe is None or self.software.ep_once == "choice":
             return None
-        nodes = ep / max(self._cluster.domain, self._cluster.per_node)
-        to_node = ranks_reached(moe, nodes) / moe.top_k if nodes > 1 else 1.0
+        nodes, hot = ep / self._cluster.nearby, self.software.hot_experts
+        rows = moe.top_k * hot
+        of_node = 1 + (hot - 1) / self._cluster.nearby  # if the busiest rank's neighbours are not
+        to_node = tokens_arriving(moe, nodes, of_node) / rows if nodes > 1 else 1.0
         if self.software.ep_once == "node":
             return Once(to_node) if nodes > 1 else None
-        to_rank = ranks_reached(moe, ep) / moe.top_k
-        legs = 1 < nodes < ep
+        to_rank = tokens_arriving(moe, ep, hot) / rows
+        legs = goes_by_node(moe, ep, self._cluster.nearby)
         return Once(to_node if legs else to_rank, to_rank, in_turns=legs)
 
     def _gather(self, time: PassTime, work: Work, forward: float, backward: float) -> None:
