@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from fivefold.config.run import LatentAttention, Model, Run
+from fivefold.model.reach import ranks_reached
 from fivefold.model.spec import is_moe, vocabulary
 from fivefold.plan.software import UNFUSED, Software
 
@@ -96,6 +97,9 @@ class Sizes:
     """Whether attention writes its scores to memory."""
     hot: float = 1.0
     """Rows that the rank of ep gets, over the mean: those of the busiest one."""
+    sent: float | None = None
+    """Rows that are made of a token to send it: one for each rank of its experts, none with one rank. None where a row
+    is made for each choice."""
     by_heads: bool = False
     """Whether the ranks of cp swap positions for heads (ulysses), instead of passing keys and values on."""
 
@@ -114,6 +118,7 @@ class Sizes:
             software.dropout,
             software.generation == UNFUSED,
             software.hot_experts,
+            _sent(run) if software.ep_once == "rank" else None,
             run.parallel.cp_method == "ulysses",
         )
 
@@ -129,6 +134,12 @@ class Sizes:
 
     def __hash__(self) -> int:
         return hash((id(self.model), self.sequences, self.seq_len, self.tp, self.cp, self.ep, self.sequence_parallel))
+
+
+def _sent(run: Run) -> float:
+    """Rows of a token that are sent, in a run whose tokens go once to a rank."""
+    moe, ep = run.model.moe, run.parallel.ep
+    return 0.0 if moe is None or ep == 1 else ranks_reached(moe, ep)
 
 
 @lru_cache(maxsize=4096)
@@ -307,16 +318,21 @@ def _mixture(sizes: Sizes) -> Work:
     local = moe.experts / sizes.ep
     up = Shape(got / local, 2 * moe.ffn, model.hidden, local)
     down = Shape(got / local, model.hidden, moe.ffn, local)
-    rows, arrived = chosen * model.hidden * sizes.width, got * model.hidden * sizes.width
+    row = model.hidden * sizes.width
+    rows, arrived = chosen * row, got * row
+    sent = rows if sizes.sent is None else here * sizes.sent * row
+    back = (
+        rows + arrived if sizes.sent is None else 2 * sent + here * row
+    )  # rows, or their sums, made there and read here
     operations = [
         _linear(sizes, "router", "router", here, moe.experts, model.hidden)._replace(linear=False),
-        Operation("dispatch", "router", "gather", bytes=2 * rows + 2 * arrived, saved=rows),
+        Operation("dispatch", "router", "gather", bytes=2 * sent + 2 * arrived, saved=rows),
         Operation("experts.up", "ffn", "product", _flops(up) / sizes.hot, 0.0, up, saved=arrived),
         Operation("experts.activation", "activation", "pointwise", bytes=3 * got * moe.ffn * sizes.width,
                   saved=2 * got * moe.ffn * sizes.width),
         Operation("experts.down", "ffn", "product", _flops(down) / sizes.hot, 0.0, down,
                   saved=got * moe.ffn * sizes.width),
-        Operation("combine", "router", "gather", bytes=rows + 2 * arrived),
+        Operation("combine", "router", "gather", bytes=back + arrived),
     ]  # fmt: skip
     communications = [
         Communication("dispatch", "all-to-all", "ep", arrived * (sizes.ep > 1)),
