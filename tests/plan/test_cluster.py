@@ -61,6 +61,23 @@ def test_nodes_that_are_not_filled_and_tp_beyond_a_node_are_noted(
     assert notes_on_nodes(cluster(by_name(gpu), gpus, per_node), tp) == said
 
 
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "ep", "across"),
+    [
+        ("h100", 64, 4, ""),
+        ("h100", 64, 32, ""),
+        ("h100", 64, 12, "nodes of 8"),
+        ("h100", 64, 6, "nodes of 8"),
+        ("h100", 8, 6, ""),
+        ("gb200", 128, 64, ""),
+        ("gb200", 144, 64, "domains of 72"),
+    ],
+)
+def test_experts_that_lie_across_nodes_are_noted(gpu: str, gpus: int, ep: int, across: str) -> None:
+    said = f"ep {ep} lies across {across}, so that tokens for its experts cross the network once a rank"
+    assert notes_on_nodes(cluster(by_name(gpu), gpus), 1, ep) == ((said,) if across else ())
+
+
 def test_a_card_without_links_has_none() -> None:
     assert cluster(by_name("l40s"), 8).link == 0
     assert cluster(by_name("h100"), 4, per_node=1).link == 0

@@ -150,6 +150,9 @@ def test_the_load_of_a_rank_is_that_of_its_experts_together() -> None:
     assert rank_load([4, 0, 1, 1, 1, 1, 0, 0], 2) == 1.5
     assert rank_load([4, 0, 1, 1, 1, 1, 0, 0], 8) == 4.0
     assert rank_load([7, 9], 1) == 1.0
+    assert rank_load([4, 0, 1, 1, 1, 1, 0, 0], 4, 1.5) == 1.0  # ranks keep 1.5, 2, 2 and 0, of 2 each
+    assert rank_load([4, 3, 0, 0, 1, 0, 0, 0], 4, 1.25) == 1.25
+    assert rank_load([4, 0, 1, 1, 1, 1, 0, 0], 8, 1.5) == 1.5
 
 
 def counted(folder: Path, *steps: dict[str, list[int]]) -> Path:

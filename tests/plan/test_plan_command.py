@@ -205,6 +205,25 @@ def test_explain_prints_formulas(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ep", "rows", "megabytes", "nodes"),
+    [("8", "5.34", "89.6", ""), ("64", "7.78", "130.5", "one for each node of its experts, 5.34 of them")],
+)
+def test_explain_says_what_travels_between_experts(
+    folder: Path, ep: str, rows: str, megabytes: str, nodes: str
+) -> None:
+    """4,096 tokens a rank, rows of 2,048 numbers of 2 bytes, 8 of 128 experts."""
+    mixture = LARGE.replace("llama-3-405b", "qwen3-30b-a3b").replace("{tp: 8, pp: 16}", "{}")
+    (folder / "run.yaml").write_text(mixture.replace("8192", "4096"))
+    explained = call("--gpu", "h100", "--gpus", "64", "--parallel.ep", ep, "--explain").stdout
+    (line,) = (line for line in explained.splitlines() if "ep, a layer and direction" in line)
+    assert (
+        f"4,096 tokens of a rank x {rows} rows (one for each rank of its experts) x 4,096 bytes = {megabytes} MB"
+        in line
+    )
+    assert (nodes in line) if nodes else "node" not in line
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--gpus", "16384"], "which GPU the plan is for is not known; give --gpu NAME (cluster.gpu), one of V100-"),

@@ -176,7 +176,7 @@ def _say_unbalanced(run: Run) -> str:
     return (
         f"nothing balances the {moe.experts} experts: loss.balance_sequence and loss.balance_global are 0, and {why}; "
         "few of them may come to get most of the tokens. Use loss.balance_global 0.01 (as Switch Transformers), or "
-        f"{way}"
+        f"{way}{'' if moe.bias else ' (which Mixtral and Qwen3-MoE have no format for)'}"
     )
 
 

@@ -60,19 +60,18 @@ class Cluster:
         return filled(self.domain, self.per_node, self.gpus)
 
 
-def notes_on_nodes(cluster: Cluster, tp: int) -> tuple[str, ...]:
-    """What should be known of the nodes: that the accelerators do not fill them, or that tp reaches beyond one."""
-    gpus, node = cluster.gpus, cluster.per_node
-    uneven = gpus > node and gpus % node != 0
-    crosses = gpus > cluster.nearby and cluster.nearby % tp != 0
-    said = [
-        *([f"{gpus:,} GPUs are {gpus / node:,.1f} nodes of {node:,} (cluster.gpus_per_node)"] if uneven else []),
-        *(
-            [f"tp {tp} crosses {'nodes' if cluster.domain <= node else 'domains'} of {cluster.nearby:,}"]
-            if crosses
-            else []
-        ),
-    ]
+def notes_on_nodes(cluster: Cluster, tp: int, ep: int = 1) -> tuple[str, ...]:
+    """What should be known of the nodes: that the accelerators do not fill them, that tp reaches beyond one, or that
+    ep fills neither a whole part of one nor whole ones."""
+    gpus, node, near = cluster.gpus, cluster.per_node, cluster.nearby
+    nodes = f"{'nodes' if cluster.domain <= node else 'domains'} of {near:,}"
+    said = []
+    if gpus > node and gpus % node != 0:
+        said.append(f"{gpus:,} GPUs are {gpus / node:,.1f} nodes of {node:,} (cluster.gpus_per_node)")
+    if gpus > near and near % tp != 0:
+        said.append(f"tp {tp} crosses {nodes}")
+    if gpus > near and near % ep != 0 and ep % near != 0:
+        said.append(f"ep {ep} lies across {nodes}, so that tokens for its experts cross the network once a rank")
     return (", and ".join(said),) if said else ()
 
 

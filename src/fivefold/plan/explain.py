@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Protocol
 
 from fivefold.config.run import Run
+from fivefold.model.reach import goes_by_node, ranks_reached, tokens_arriving
 from fivefold.plan.cluster import Cluster
 from fivefold.plan.constants import constants
 from fivefold.plan.figures import Figure
@@ -17,6 +18,7 @@ from fivefold.plan.quantities import formula, rate, time
 from fivefold.plan.software import Software
 from fivefold.plan.time.formats import product_format
 from fivefold.plan.time.rates import Rates
+from fivefold.plan.time.work import Sizes
 
 
 def explanation(found: Forecast) -> list[str]:
@@ -73,6 +75,8 @@ def _time(found: Forecast) -> list[str]:
             continue
         how = "" if name in once else f" = {microbatches:,} microbatches x {time(seconds / microbatches)}"
         lines.append(f"{name}{how} = {time(seconds)}: {meaning}")
+        if name == "ep":
+            lines.append(_exchange(found))
     for first, last, (forward, input, weight) in _alike(step.stages):
         which = f"stage {first}" if first == last else f"each of stages {first} to {last}"
         lines.append(
@@ -83,6 +87,25 @@ def _time(found: Forecast) -> list[str]:
         lines.append(f"a transfer between stages = {time(step.hop)}")
     terms = " + ".join(f"{seconds:.4g}" for seconds in step.parts.values())
     return [*lines, formula("time of a step", "sum of the parts", terms, time(step.seconds))]
+
+
+def _exchange(found: Forecast) -> str:
+    """What travels between experts in one layer and direction."""
+    run, moe, near = found.run, found.run.model.moe, found.cluster.nearby
+    assert moe is not None, "only experts have an exchange"
+    ep, hot, once = run.parallel.ep, found.software.hot_experts, found.software.ep_once
+    sizes = Sizes.of(run, found.software)
+    tokens, row = sizes.tokens / run.parallel.tp, run.model.hidden * sizes.width
+    rows = tokens_arriving(moe, ep, hot) if once == "rank" else moe.top_k * hot
+    how = {"choice": "one for each choice", "node": "one for each choice", "rank": "one for each rank of its experts"}
+    said = (
+        f"ep, a layer and direction: {tokens:,.0f} tokens of a rank x {rows:.2f} rows ({how[once]}) x {row:,} bytes = "
+        f"{tokens * rows * row / 1e6:,.1f} MB to and from {ep:,} ranks, this one among them"
+    )
+    by_node = (once == "node" and ep > near) or (once == "rank" and goes_by_node(moe, ep, near))
+    if not by_node:
+        return said
+    return f"{said}; the network carries one for each node of its experts, {ranks_reached(moe, ep / near):.2f} of them"
 
 
 def _alike(stages: Sequence[tuple[float, float, float]]) -> Iterator[tuple[int, int, tuple[float, float, float]]]:

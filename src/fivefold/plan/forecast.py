@@ -268,7 +268,7 @@ def forecast(
         schedule=schedule,
         notes=(
             *notes,
-            *notes_on_nodes(cluster, run.parallel.tp),
+            *notes_on_nodes(cluster, run.parallel.tp, run.parallel.ep),
             *notes_above_peak(run, cluster.accelerator, step.mfu),
         ),
         step=step,

@@ -44,11 +44,15 @@ def read_hot_experts(text: str, run: Run) -> float:
     return hot
 
 
-def rank_load(counts: Sequence[float], ep: int) -> float:
-    """The choices of the busiest of `ep` ranks over their mean, where rank r has the r-th part of a layer's experts."""
-    own = len(counts) // ep
-    loads = [sum(counts[first : first + own]) for first in range(0, len(counts), own)]
-    return max(loads) / fmean(loads)
+def rank_load(counts: Sequence[float], ep: int, capacity: float | None = None) -> float:
+    """The choices of the busiest of `ep` ranks over their mean, where rank r has the r-th part of a layer's experts.
+
+    With a capacity an expert takes at most so many times its mean, and what it drops does not travel; at least 1.
+    """
+    own, mean = len(counts) // ep, fmean(counts)
+    taken = [count if capacity is None else min(count, capacity * mean) for count in counts]
+    busiest = max(sum(taken[first : first + own]) for first in range(0, len(taken), own))
+    return max(1.0, busiest / (own * mean))
 
 
 def load_counted(folder: Path, run: Run) -> float | None:
@@ -75,7 +79,7 @@ def load_counted(folder: Path, run: Run) -> float | None:
         )
     if moe is not None and moe.experts % ep:
         raise UserError(f"{moe.experts} experts cannot be shared out over parallel.ep = {ep}, so no rank has a load")
-    return fmean(rank_load(counts, ep) for counts in mine)
+    return fmean(rank_load(counts, ep, run.routing.capacity_factor) for counts in mine)
 
 
 def _given(folder: Path, run: Run) -> float:

@@ -321,9 +321,7 @@ def _mixture(sizes: Sizes) -> Work:
     row = model.hidden * sizes.width
     rows, arrived = chosen * row, got * row
     sent = rows if sizes.sent is None else here * sizes.sent * row
-    back = (
-        rows + arrived if sizes.sent is None else 2 * sent + here * row
-    )  # rows, or their sums, made there and read here
+    sums = rows + arrived if sizes.sent is None else 2 * sent + here * row  # made there and read here
     operations = [
         _linear(sizes, "router", "router", here, moe.experts, model.hidden)._replace(linear=False),
         Operation("dispatch", "router", "gather", bytes=2 * sent + 2 * arrived, saved=rows),
@@ -332,7 +330,7 @@ def _mixture(sizes: Sizes) -> Work:
                   saved=2 * got * moe.ffn * sizes.width),
         Operation("experts.down", "ffn", "product", _flops(down) / sizes.hot, 0.0, down,
                   saved=got * moe.ffn * sizes.width),
-        Operation("combine", "router", "gather", bytes=back + arrived),
+        Operation("combine", "router", "gather", bytes=sums + arrived),
     ]  # fmt: skip
     communications = [
         Communication("dispatch", "all-to-all", "ep", arrived * (sizes.ep > 1)),
