@@ -91,15 +91,8 @@ def _first_row(
     """The choice of each row, the first row of its token for the same rank, that rank's first row, and whether it is
     kept."""
     kept = (row >= 0) & (row < tl.load(ends + ranks * experts - 1)) & (row < rows)
-    low = tl.zeros([BLOCK], dtype=tl.int32)  # the first rank whose rows end behind this one
-    high = tl.zeros([BLOCK], dtype=tl.int32) + ranks
-    for _ in tl.static_range(STEPS):
-        middle = (low + high) // 2
-        open = kept & (low < high)
-        behind = tl.load(ends + (middle + 1) * experts - 1, mask=open, other=0) > row
-        high = tl.where(open & behind, middle, high)
-        low = tl.where(open & ~behind, middle + 1, low)
-    start = tl.load(ends + low * experts - 1, mask=kept & (low > 0), other=0).to(tl.int64)
+    rank = _first_behind(ends, row, kept, ranks, experts, STEPS, BLOCK)
+    start = tl.load(ends + rank * experts - 1, mask=kept & (rank > 0), other=0).to(tl.int64)
     choice = tl.load(order + row, mask=kept, other=0)
     first = row
     for k in tl.static_range(K):
@@ -109,24 +102,31 @@ def _first_row(
 
 
 @triton.jit
+def _first_behind(ends, place, inside, groups, size, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    """The first of the groups, each of `size` of the ends, that ends behind each place, by halving."""
+    low = tl.zeros([BLOCK], dtype=tl.int32)
+    high = tl.zeros([BLOCK], dtype=tl.int32) + groups
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        open = inside & (low < high)
+        behind = tl.load(ends + (middle + 1) * size - 1, mask=open, other=0) > place
+        high = tl.where(open & behind, middle, high)
+        low = tl.where(open & ~behind, middle + 1, low)
+    return low
+
+
+@triton.jit
 def _arrived(
     messages, ends, starts, firsts, gates, numbers, places, n, pairs, ranks, k, STEPS: tl.constexpr, BLOCK: tl.constexpr
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < n
-    low = tl.zeros([BLOCK], dtype=tl.int32)  # the first pair of expert and rank whose choices end behind the place
-    high = tl.zeros([BLOCK], dtype=tl.int32) + pairs
-    for _ in tl.static_range(STEPS):
-        middle = (low + high) // 2
-        open = inside & (low < high)
-        behind = tl.load(ends + middle, mask=open, other=0) > place
-        high = tl.where(open & behind, middle, high)
-        low = tl.where(open & ~behind, middle + 1, low)
-    begin = tl.load(ends + low - 1, mask=inside & (low > 0), other=0)
-    message = tl.load(starts + low, mask=inside, other=0) + place - begin
+    pair = _first_behind(ends, place, inside, pairs, 1, STEPS, BLOCK)  # of expert and rank
+    begin = tl.load(ends + pair - 1, mask=inside & (pair > 0), other=0)
+    message = tl.load(starts + pair, mask=inside, other=0) + place - begin
     gate = tl.load(messages + 2 * message, mask=inside)
     number = tl.load(messages + 2 * message + 1, mask=inside, other=0).to(tl.int64)
-    choice = number + tl.load(firsts + low % ranks, mask=inside, other=0) * k
+    choice = number + tl.load(firsts + pair % ranks, mask=inside, other=0) * k
     tl.store(gates + place, gate, mask=inside)
     tl.store(numbers + place, choice // k, mask=inside)
     tl.store(numbers + n + place, choice, mask=inside)
