@@ -95,7 +95,7 @@ class Mesh:
 
         The first call is a collective one.
         """
-        least, most = self.ep.max_(torch.tensor([-self.near, self.near])).tolist()
+        least, most = self.ep.max_(torch.tensor([-self.near, self.near], device=self.dense.device_type)).tolist()
         return most if -least == most else self.ep.size
 
     @cached_property
@@ -209,8 +209,9 @@ def _near(world: int, device: torch.device) -> int:
     """Ranks that need no network between them, as far as is known; all, if nothing says."""
     node = ranks_of_node(world)
     accelerator = by_driver_name(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    spans_nodes = accelerator is not None and accelerator.spans_nodes
-    return filled(accelerator.domain, node, world) if accelerator is not None and spans_nodes else node
+    if accelerator is None or not accelerator.spans_nodes:
+        return node
+    return filled(accelerator.domain, node, world)
 
 
 def _device_mesh(ranks: Tensor, cut: str, device: str) -> DeviceMesh:
