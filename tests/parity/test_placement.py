@@ -31,6 +31,7 @@ LAYOUTS = [
     Case("moe-bias", ep=2, dp=2, offload=("optimizer", "parameters"), zero=3, steps=STEPS),
     Case("moe-capacity", ep=2, cp=2, steps=STEPS),
     Case("moe-empty", ep=4, dp=4, zero=2, packed=True, steps=STEPS),
+    Case("moe-empty", ep=4, near=2, dp=4, zero=3, steps=STEPS),  # tokens go by nodes
     Case("moe-bias", ep=2, dp=4, steps=STEPS),  # whole experts on two replicas
     Case("moe", ep=2, dp=4, zero=3, steps=STEPS),  # three experts on two, by their width
     Case("mtp-moe", ep=2, pp=2, schedule="zb-v", chunks=2, tp=2, steps=STEPS),
