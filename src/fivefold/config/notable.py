@@ -172,11 +172,13 @@ def _say_unbalanced(run: Run) -> str:
     assert moe is not None, "asked only of a model with experts"
     bias = f"model.moe.bias = {str(moe.bias).lower()}"
     why = "routing.bias_rate = 0 leaves model.moe.bias as it is" if moe.bias else f"{bias} gives them no bias"
-    way = "routing.bias_rate 0.001" if moe.bias else "model.moe.bias true"
+    way = "routing.bias_rate 0.001"
+    if not moe.bias:
+        way = "model.moe.bias true (which Mixtral and Qwen3-MoE have no format for)"
     return (
         f"nothing balances the {moe.experts} experts: loss.balance_sequence and loss.balance_global are 0, and {why}; "
         "few of them may come to get most of the tokens. Use loss.balance_global 0.01 (as Switch Transformers), or "
-        f"{way}{'' if moe.bias else ' (which Mixtral and Qwen3-MoE have no format for)'}"
+        f"{way}"
     )
 
 
