@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from fivefold.kernels.routing import sort_by_expert, without_dropped
-from fivefold.kernels.visits import Arrival, arrived, reference_arrived, reference_visits, visitors, visits
+from fivefold.kernels.visits import (
+    Arrival,
+    arrived,
+    reference_arrived,
+    reference_visits,
+    visitors,
+    visits,
+    visits_before,
+)
 
 GPU = pytest.mark.gpu
 
@@ -22,8 +30,8 @@ def test_a_token_visits_each_rank_of_its_experts_once():
     # to rank 0 visitors 0, 1, 2 are tokens 0, 1, 3; to rank 1 visitors 0, 1 are tokens 2, 1; times k plus the place
     assert sent.messages_r[:, 1].tolist() == [0, 3, 5, 1, 4, 0, 2, 1]
     assert sent.messages_r[:, 0].view(torch.float32).tolist() == gates_r.tolist()
-    assert visitors(choices, 2).tolist() == [3, 2]
-    assert visitors(choices, 4).tolist() == [3, 2, 1, 2]
+    assert visitors(choices, sent.before, 2).tolist() == [3, 2]
+    assert visitors(choices, visits_before(choices, 4), 4).tolist() == [3, 2, 1, 2]
 
 
 def test_a_dropped_choice_visits_nobody():
@@ -31,7 +39,7 @@ def test_a_dropped_choice_visits_nobody():
     kept_tk = torch.tensor([[False, True], [True, False], [False, False]])
     choices = without_dropped(sort_by_expert(experts_tk, experts=4), kept_tk)
     sent = visits(choices, torch.ones(6), ranks=2)
-    assert visitors(choices, 2).tolist() == [1, 1]
+    assert visitors(choices, sent.before, 2).tolist() == [1, 1]
     assert sent.sources[:2].tolist() == [0, 1]
     assert sent.places_tk.tolist() == [[-1, 0], [1, -1], [-1, -1]]
     assert sent.messages_r[:2, 1].tolist() == [1, 0]
@@ -77,7 +85,8 @@ def test_kernels_give_what_the_reference_gives(tokens, experts, k, ranks, dtype,
     on_gpu = type(choices)(*(each.cuda() for each in choices))
     found = visits(on_gpu, gates_r.cuda(), ranks)
     kept, sent = int(choices.ends_e[-1]), len(right.sources)
-    assert torch.equal(visitors(on_gpu, ranks).cpu(), visitors(choices, ranks))
+    assert torch.equal(found.before.cpu(), right.before)
+    assert torch.equal(visitors(on_gpu, found.before, ranks).cpu(), visitors(choices, right.before, ranks))
     assert torch.equal(found.sources[:sent].cpu(), right.sources)
     assert torch.equal(found.places_tk.cpu(), right.places_tk)
     assert torch.equal(found.messages_r[:kept].cpu(), right.messages_r[:kept])
@@ -94,7 +103,7 @@ def test_what_arrives_is_sorted_as_the_reference_sorts_it(tokens, experts, k, ra
         sent = reference_visits(choices, torch.rand(tokens * k, dtype=dtype, generator=generator), ranks)
         messages.append(sent.messages_r[: choices.ends_e[mine - 1]])
         counts.append(choices.ends_e[:mine].long().diff(prepend=torch.zeros(1, dtype=torch.long)))
-        visitors_p.append(visitors(choices, ranks)[0])
+        visitors_p.append(visitors(choices, sent.before, ranks)[0])
     arrival, m = Arrival.of(torch.stack(visitors_p), torch.stack(counts)), int(sum(visitors_p))
     right = reference_arrived(torch.cat(messages), dtype, arrival, m, k)
     found = arrived(torch.cat(messages).cuda(), dtype, Arrival(*(each.cuda() for each in arrival)), m, k)

@@ -32,6 +32,8 @@ class Visits(NamedTuple):
     messages_r: Tensor
     """Of each choice (r, 2): the bits of its gate, and its token among this rank's visitors, times k, plus its place
     among the token's choices; behind those that are kept, anything."""
+    before: Tensor
+    """As of `visits_before`."""
 
 
 def visits(choices: Sorted, gates_r: Tensor, ranks: int) -> Visits:
@@ -43,9 +45,9 @@ def visits(choices: Sorted, gates_r: Tensor, ranks: int) -> Visits:
     return reference_visits(choices, gates_r.detach(), ranks)
 
 
-def visitors(choices: Sorted, ranks: int) -> Tensor:
-    """How many tokens visit each of `ranks` ranks, which share out all experts of `choices`: (p,)."""
-    return _starts(choices, _visits_before(choices, ranks), ranks).diff()
+def visitors(choices: Sorted, before: Tensor, ranks: int) -> Tensor:
+    """How many tokens visit each of `ranks` ranks, by the visits before each row: (p,)."""
+    return _starts(choices, before, ranks).diff()
 
 
 def _starts(choices: Sorted, before: Tensor, ranks: int) -> Tensor:
@@ -54,16 +56,20 @@ def _starts(choices: Sorted, before: Tensor, ranks: int) -> Tensor:
     return before[torch.cat([ends_p.new_zeros(1), ends_p])]
 
 
-def _visits_before(choices: Sorted, ranks: int) -> Tensor:
-    """The visits by the rows before each row, and by all: (r + 1,). A visit belongs to the first row of a token's for
-    its rank."""
+def visits_before(choices: Sorted, ranks: int) -> Tensor:
+    """The visits to `ranks` ranks by the rows before each row, and by all: (r + 1,). A visit belongs to the first row
+    of a token's for its rank."""
     if choices.places_tk.is_cuda:
         from fivefold.kernels import visits_triton
 
         return visits_triton.visits_before(choices, ranks)
-    first_r, _ = _first_rows(choices, ranks)
-    visit_r = first_r == torch.arange(len(first_r))
+    visit_r = _are_visits(_first_rows(choices, ranks)[0])
     return torch.cat([visit_r.new_zeros(1), visit_r]).cumsum(0)
+
+
+def _are_visits(first_r: Tensor) -> Tensor:
+    """Whether each row is itself the first."""
+    return first_r == torch.arange(len(first_r))
 
 
 def _first_rows(choices: Sorted, ranks: int) -> tuple[Tensor, Tensor]:
@@ -81,8 +87,7 @@ def reference_visits(choices: Sorted, gates_r: Tensor, ranks: int) -> Visits:
     """As `visits`."""
     k, integer = choices.places_tk.shape[1], INTEGERS[gates_r.element_size()]
     first_r, rank_r = _first_rows(choices, ranks)
-    before = _visits_before(choices, ranks)
-    visit_r = first_r == torch.arange(len(first_r))
+    visit_r, before = _are_visits(first_r), visits_before(choices, ranks)
     sources = choices.order_r[visit_r] // k
     places = torch.full_like(choices.places_tk.flatten(), -1)
     places[choices.order_r[visit_r]] = torch.arange(len(sources))
@@ -91,7 +96,7 @@ def reference_visits(choices: Sorted, gates_r: Tensor, ranks: int) -> Visits:
     visitor_r = before[first_r[kept_r]] - _starts(choices, before, ranks)[rank_r[kept_r]]
     numbers_r[kept_r] = visitor_r * k + choices.order_r[kept_r] % k
     messages_r = torch.stack([gates_r.contiguous().view(integer), numbers_r.to(integer)], 1)
-    return Visits(sources, places.view_as(choices.places_tk), messages_r)
+    return Visits(sources, places.view_as(choices.places_tk), messages_r, before)
 
 
 class Arrival(NamedTuple):

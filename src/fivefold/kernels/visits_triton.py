@@ -28,11 +28,11 @@ def visits(choices: Sorted, gates_r: Tensor, ranks: int) -> Visits:
         _visits[(triton.cdiv(rows, BLOCK),)](
             *choices, bits_r, before, sources, places, messages, rows, *_ranks(choices, ranks), k, BLOCK
         )
-    return Visits(sources, places, messages)
+    return Visits(sources, places, messages, before)
 
 
 def visits_before(choices: Sorted, ranks: int) -> Tensor:
-    """The visits by the rows before each row, and by all: (r + 1,)."""
+    """As `fivefold.kernels.visits.visits_before`."""
     rows, k = len(choices.order_r), choices.places_tk.shape[1]
     visit = choices.order_r.new_empty(rows + 1, dtype=torch.int32)
     grid = (triton.cdiv(rows + 1, BLOCK),)

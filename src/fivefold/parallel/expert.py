@@ -28,7 +28,7 @@ from fivefold.kernels.expert_feed_forward import Rows
 from fivefold.kernels.permute import collect, gather_rows, spread, sum_rows
 from fivefold.kernels.routing import Sorted, counts_of
 from fivefold.kernels.transfer import Reading
-from fivefold.kernels.visits import Arrival, Visits, arrived, visitors, visits
+from fivefold.kernels.visits import Arrival, Visits, arrived, visitors, visits, visits_before
 from fivefold.parallel.axis import Axis, Pending
 
 Compute = Callable[[Tensor, Tensor, Rows], Tensor]
@@ -55,7 +55,7 @@ def through_experts(
         out_td = _here(x_td, gates_r, Rows(index_r, choices.places_tk, choices.ends_e), compute)
         return out_td if meanwhile is None else out_td + meanwhile()
     sent = visits(choices, gates_r, legs[0].size)  # before the host waits, so that the device has it by then
-    out_td, other_td = _travel(x_td, gates_r, sent, _itinerary(choices, legs), compute, meanwhile)
+    out_td, other_td = _travel(x_td, gates_r, sent, _itinerary(choices, sent, legs), compute, meanwhile)
     return out_td if other_td is None else out_td + other_td
 
 
@@ -102,14 +102,16 @@ def _here(x_md: Tensor, gates_n: Tensor, rows: Rows, compute: Compute) -> Tensor
     return collect(compute(x_md, gates_n, rows), rows.index_r, rows.places_nk)
 
 
-def _itinerary(choices: Sorted, axes: Sequence[Axis]) -> list[Leg]:
+def _itinerary(choices: Sorted, sent: Visits, axes: Sequence[Axis]) -> list[Leg]:
     """What travels in each leg, which all ranks must ask together. The host waits for it.
 
     Each tells all others how many of its choices are for each expert, and how many of its tokens for each rank of the
     first leg's axis, then for each rank of the second's behind each of these, and so on.
     """
     sizes, me = [axis.size for axis in axes], [axis.rank for axis in axes]
-    told = [counts_of(choices.ends_e), *(visitors(choices, prod(sizes[: leg + 1])) for leg in range(len(axes)))]
+    told = [counts_of(choices.ends_e), visitors(choices, sent.before, sizes[0])]
+    for ranks in (prod(sizes[: leg + 1]) for leg in range(1, len(axes))):
+        told.append(visitors(choices, visits_before(choices, ranks), ranks))
     heard = torch.cat(told)[None]
     for axis in reversed(axes):
         heard = axis.gather(heard)
